@@ -1,0 +1,208 @@
+"""How read chunks are compressed, and the checksum behind each.
+
+Only core Zarr v3 codecs are written: blosc, zstd, gzip and crc32c. numcodecs does the work and
+releases the GIL.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numcodecs
+from crc32c import crc32c
+
+from dcp_zarr import names
+from dcp_zarr.errors import CorruptionError, OptionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CHECKSUM_BYTES = 4
+SMALL_MIN_BYTES = 256 << 10
+"""Below this size of a read chunk zstd loses its gain, and `small` uses LZ4."""
+
+_BLOSC_MAX_BYTES = 2**31 - 1
+_BLOSC_BLOCK_BYTES = 1 << 20
+_SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
+_ALLOWED = "'fast', 'small', None, or numcodecs' Blosc, Zstd or GZip"
+
+CompressionName = Literal["fast", "small"]
+Compression = CompressionName | numcodecs.abc.Codec | None
+CompressionOption = Compression | Mapping[str, Compression]
+
+
+def checksum(stored: Any) -> bytes:  # noqa: ANN401
+    """Return the crc32c (Castagnoli, RFC 3720) of a buffer, little endian."""
+    return struct.pack("<I", crc32c(stored))
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """What stands between the bytes of a read chunk and its stored bytes, checksum aside."""
+
+    name: str
+    """Zarr v3 codec name: ``blosc``, ``zstd``, ``gzip``; or ``none``."""
+    configuration: tuple[tuple[str, Any], ...] = ()
+    """Its Zarr v3 configuration."""
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the Zarr v3 codecs that follow ``bytes``."""
+        crc = {"name": "crc32c"}
+        if self.name == "none":
+            return [crc]
+        return [{"name": self.name, "configuration": dict(self.configuration)}, crc]
+
+    @classmethod
+    def from_json(cls, codecs: Sequence[Mapping[str, Any]]) -> Codec:
+        """Read what `to_json` wrote."""
+        if len(codecs) == 1:
+            return cls("none")
+        return cls(codecs[0]["name"], tuple(codecs[0]["configuration"].items()))
+
+    def compressor(self) -> numcodecs.abc.Codec | None:
+        """Return the numcodecs object that encodes and decodes; None where there is none."""
+        configuration = dict(self.configuration)
+        if self.name == "blosc":
+            shuffles = {text: number for number, text in _SHUFFLES.items()}
+            return numcodecs.Blosc(
+                cname=configuration["cname"],
+                clevel=configuration["clevel"],
+                shuffle=shuffles[configuration["shuffle"]],
+                blocksize=configuration["blocksize"],
+            )
+        if self.name == "zstd":
+            return numcodecs.Zstd(level=configuration["level"])
+        if self.name == "gzip":
+            return numcodecs.GZip(level=configuration["level"])
+        return None
+
+    def decode(self, stored: memoryview, out: NDArray[Any]) -> None:
+        """Decode a read chunk into a C-contiguous array of exactly its size.
+
+        Raises
+        ------
+        CorruptionError
+            If `stored` is not what this codec makes of that many bytes.
+        """
+        compressor = self.compressor()
+        if compressor is None:
+            _expect(len(stored), out.nbytes)
+            out.reshape(-1).view("u1")[:] = stored
+        elif self.name == "blosc":
+            # A frame says how many bytes it holds: bytes 4 to 8 of its header (Blosc 1).
+            header = len(stored) >= 16  # noqa: PLR2004
+            _expect(struct.unpack_from("<I", stored, 4)[0] if header else -1, out.nbytes)
+            _decode(compressor, stored, out)
+        else:
+            decoded = memoryview(_decode(compressor, stored, None)).cast("B")
+            _expect(len(decoded), out.nbytes)
+            out.reshape(-1).view("u1")[:] = decoded
+
+
+def _decode(compressor: numcodecs.abc.Codec, stored: memoryview, out: NDArray[Any] | None) -> Any:  # noqa: ANN401
+    try:
+        return compressor.decode(stored, out=out)
+    except (RuntimeError, ValueError, OSError, EOFError) as error:
+        raise CorruptionError(f"A read chunk cannot be decoded: {error}.") from error
+
+
+def _expect(found: int, expected: int) -> None:
+    if found != expected:
+        raise CorruptionError(f"A read chunk decodes to {found} bytes, expected {expected}.")
+
+
+NONE = Codec("none")
+
+
+def _blosc(cname: str, clevel: int, shuffle: int, itemsize: int, blocksize: int) -> Codec:
+    configuration = {
+        "cname": cname,
+        "clevel": clevel,
+        "shuffle": _SHUFFLES[shuffle],
+        "typesize": itemsize,
+        "blocksize": blocksize,
+    }
+    return Codec("blosc", tuple(configuration.items()))
+
+
+def _fast(itemsize: int) -> Codec:
+    return _blosc("lz4", 1, numcodecs.Blosc.BITSHUFFLE, itemsize, 0)
+
+
+def _small(itemsize: int) -> Codec:
+    return _blosc("zstd", 1, numcodecs.Blosc.SHUFFLE, itemsize, _BLOSC_BLOCK_BYTES)
+
+
+def _from_numcodecs(codec: numcodecs.abc.Codec, itemsize: int) -> Codec:
+    config = codec.get_config()
+    if codec.codec_id == "blosc":
+        shuffle = config["shuffle"]
+        if shuffle == numcodecs.Blosc.AUTOSHUFFLE:
+            shuffle = numcodecs.Blosc.BITSHUFFLE if itemsize == 1 else numcodecs.Blosc.SHUFFLE
+        return _blosc(config["cname"], config["clevel"], shuffle, itemsize, config["blocksize"])
+    if codec.codec_id == "zstd":
+        return Codec("zstd", (("level", config["level"]), ("checksum", False)))
+    return Codec("gzip", (("level", config["level"]),))
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionRules:
+    """The parsed ``compression`` option: which codec an array gets."""
+
+    rules: tuple[tuple[str, Compression], ...]
+    """FQN pattern and compression; the first that matches holds."""
+
+    @classmethod
+    def parse(cls, option: CompressionOption) -> CompressionRules:
+        """Check and freeze a ``compression`` option.
+
+        Raises
+        ------
+        OptionError
+            If it names a codec that is not written.
+        """
+        rules = dict(option) if isinstance(option, Mapping) else {"": option}
+        for pattern, compression in rules.items():
+            _check(compression, f" for pattern {pattern!r}" if pattern else "")
+        return cls(tuple(rules.items()))
+
+    def check_patterns(self, fqns: Sequence[str]) -> None:
+        """Raise where a pattern selects no entry of the checkpoint."""
+        for pattern, _ in self.rules:
+            names.select(pattern, fqns, where="the state dict (an option 'compression' names it)")
+
+    def codec(self, fqn: str, itemsize: int, read_chunk_nbytes: int) -> Codec:
+        """Return the codec of an array, given the uncompressed size of its read chunks."""
+        for pattern, compression in self.rules:
+            if any(names.pattern_matches(pattern, [fqn])):
+                return _codec(compression, itemsize, read_chunk_nbytes)
+        return _codec("fast", itemsize, read_chunk_nbytes)
+
+    def __str__(self) -> str:
+        """Describe the rules so that equal rules have equal descriptions."""
+        described = {
+            pattern: compression.get_config()
+            if isinstance(compression, numcodecs.abc.Codec)
+            else compression
+            for pattern, compression in self.rules
+        }
+        return str(described)
+
+
+def _check(compression: object, where: str) -> None:
+    if compression in (None, "fast", "small"):
+        return
+    kind = getattr(compression, "codec_id", None)
+    if not isinstance(compression, numcodecs.abc.Codec) or kind not in ("blosc", "zstd", "gzip"):
+        raise OptionError(f"compression={compression!r}{where} is not one of {_ALLOWED}.")
+
+
+def _codec(compression: Compression, itemsize: int, read_chunk_nbytes: int) -> Codec:
+    if compression is None or not 0 < read_chunk_nbytes <= _BLOSC_MAX_BYTES:
+        return NONE
+    if compression == "fast" or (compression == "small" and read_chunk_nbytes < SMALL_MIN_BYTES):
+        return _fast(itemsize)
+    return _small(itemsize) if compression == "small" else _from_numcodecs(compression, itemsize)

@@ -1,0 +1,145 @@
+"""How a save on a local (or shared) file system becomes visible: all at once, or not at all.
+
+Everything is written below a hidden sibling, ``.{name}.partial``. The commit swaps it with what
+stands at the path. Where the file system cannot exchange two names in one act, the old checkpoint
+steps aside as ``.{name}.old`` for a moment, and readers look there when the name is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from dcp_zarr.errors import SaveError
+
+logger = logging.getLogger(__name__)
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+
+class LocalCommit:
+    """The names that one save uses, and the acts of its commit.
+
+    Parameters
+    ----------
+    path
+        Where the checkpoint shall stand; symbolic links are followed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.partial = self._sibling("partial")
+        self.old = self._sibling("old")
+        self._made: tuple[int, int] | None = None
+
+    def _sibling(self, word: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.{word}")
+
+    def prepare(self) -> None:
+        """Make the empty partial directory; what a dead save left is moved aside and removed.
+
+        A straggler of that save goes on writing into the directory that was moved.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.old.exists() and not self.path.exists():
+            self.old.rename(self.path)
+        for leftover in (self.partial, self.old):
+            if leftover.exists() or leftover.is_symlink():
+                aside = self._sibling(f"stale-{uuid.uuid4().hex[:8]}")
+                leftover.rename(aside)
+                _remove(aside)
+        self.partial.mkdir()
+        self._made = _identity(self.partial)
+
+    def check_unchanged(self) -> None:
+        """Raise unless the partial directory is still the one that `prepare` made.
+
+        Raises
+        ------
+        SaveError
+            If another save to the same path has taken it.
+        """
+        if not self.partial.exists() or _identity(self.partial) != self._made:
+            raise SaveError(
+                f"Another save to {str(self.path)!r} began while this one was writing; this one "
+                "is given up. Save to one path from one job at a time.",
+                path=str(self.path),
+            )
+
+    def commit(self, *, sync: bool) -> None:
+        """Put the partial directory in the place of the path, and remove what stood there.
+
+        Parameters
+        ----------
+        sync
+            Make the swap durable before anything old is removed.
+        """
+        self.check_unchanged()
+        replaced: Path | None = None
+        if not self.path.exists():
+            self.partial.rename(self.path)
+        elif exchange(self.partial, self.path):
+            replaced = self.partial
+        else:
+            self.path.rename(self.old)
+            self.partial.rename(self.path)
+            replaced = self.old
+        if sync:
+            sync_directory(self.path.parent)
+        if replaced is not None:
+            _remove(replaced)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two names in one act; return False where the system cannot (renameat2(2))."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def sync_directory(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> None:
+    """Make a directory's entries durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+    try:
+        sync_file(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(fd: int) -> None:
+    """Make a file durable; file systems that have no such act are left alone."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _remove(path: Path) -> None:
+    """Remove a left-over; that it stays is no reason to fail a save that is complete."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        logger.warning("Could not remove %s, left over from a replaced save: %s", path, error)

@@ -1,0 +1,136 @@
+"""The seam: what the engine asks of a container, and nothing else.
+
+A container holds one checkpoint. A save makes a `Target` on each rank, and through it a `Sink`;
+a load opens a `Source`. Everything above speaks of arrays, read chunks and write chunks;
+everything below of files, offsets or keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.region import Shape
+    from dcp_zarr.schema import Schema
+
+Buffer = bytes | memoryview
+
+
+class Sink(Protocol):
+    """Where one rank's bytes go during a save. Its methods are called from several threads."""
+
+    def place(
+        self,
+        array: ArrayLayout,
+        write_chunk: Shape,
+        stored: Sequence[tuple[Shape, Sequence[Buffer]]],
+    ) -> None:
+        """Store encoded read chunks of one write chunk, each given with its grid coordinates.
+
+        All read chunks of a write chunk come from one rank, in any order and number of calls.
+        """
+
+    def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write into the rank's staging file of that name, which only the coordinator reads."""
+
+    def close(self) -> None:
+        """Make durable what was placed and staged."""
+
+
+class Target(Protocol):
+    """A container to be. One per rank and save; all of a save's share a path."""
+
+    @property
+    def where(self) -> str:
+        """Path or address, for messages."""
+
+    def prepare(self) -> None:
+        """Make room for a save, before any byte is written. Coordinator only.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If something stands at the path that must not be replaced.
+        """
+
+    def open_sink(self, rank: int) -> Sink:
+        """Open the place for a rank's bytes."""
+
+    def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
+        """Read from a rank's staging file; fewer bytes where it ends. Coordinator only.
+
+        Raises
+        ------
+        SaveError
+            If the file is not visible from here.
+        """
+
+    def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
+        """Raise unless an array's objects are all there. Coordinator only.
+
+        Parameters
+        ----------
+        array
+            The array.
+        ranks
+            For each write chunk, the rank that wrote it.
+
+        Raises
+        ------
+        SaveError
+            With the rank whose objects are not visible from here.
+        """
+
+    def commit(self, schema: Schema) -> None:
+        """Write the documents and make the checkpoint readable. Coordinator only."""
+
+
+class StoredObject(Protocol):
+    """An open write chunk."""
+
+    def extent(self, read_chunk: Shape) -> tuple[int, int]:
+        """Return offset and size of a stored read chunk, by its grid coordinates in the array.
+
+        Raises
+        ------
+        CorruptionError
+            If it is missing.
+        """
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, one after the other, with the bytes from `offset` on.
+
+        Raises
+        ------
+        CorruptionError
+            If the object ends before.
+        """
+
+
+class Source(Protocol):
+    """A committed checkpoint, open for reading; safe to use from several threads."""
+
+    @property
+    def where(self) -> str:
+        """Path or address, for messages."""
+
+    @property
+    def schema(self) -> Schema:
+        """The schema, read on opening."""
+
+    def open_object(
+        self, array: ArrayLayout, write_chunk: Shape
+    ) -> AbstractContextManager[StoredObject]:
+        """Open a write chunk.
+
+        Raises
+        ------
+        CorruptionError
+            If it is missing, or its array's document is not the one that was saved.
+        """
+
+    def close(self) -> None:
+        """Let go of files; reading afterwards is an error."""

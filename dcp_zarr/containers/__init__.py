@@ -1,0 +1,1 @@
+"""The kinds of containers. They do not know each other."""

@@ -1,0 +1,477 @@
+"""A checkpoint as a Zarr v3 directory store on a local or shared file system.
+
+All names are looked up relative to an open directory, so that a save or load stays with the
+directory that it began with, whatever is renamed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dcp_zarr import names, zarr_format
+from dcp_zarr.commit import LocalCommit, sync_directory, sync_file
+from dcp_zarr.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptionError,
+    DcpZarrError,
+    FormatError,
+    IncompleteCheckpointError,
+    SaveError,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dcp_zarr.container import Buffer
+    from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.region import Shape
+    from dcp_zarr.schema import Schema
+
+_STAGING = "~_staging"
+_MAX_BUFFERS = 512
+"""Buffers in one system call; Linux allows 1024."""
+
+
+class DirectoryTarget:
+    """A Zarr directory to be.
+
+    Parameters
+    ----------
+    path
+        Where it shall stand.
+    overwrite
+        Whether a checkpoint that stands there may be replaced.
+    sync
+        Whether bytes are made durable before the commit.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
+        self._commit = LocalCommit(path)
+        self._overwrite = overwrite
+        self._sync = sync
+
+    @property
+    def where(self) -> str:
+        """Path of the checkpoint."""
+        return str(self._commit.path)
+
+    def prepare(self) -> None:
+        """Check what stands at the path, and make the partial directory. Coordinator only."""
+        path = self._commit.path
+        if path.exists() and not _replaceable(path):
+            raise CheckpointExistsError(
+                f"{self.where!r} exists and is not a dcp_zarr checkpoint; nothing was written. "
+                "Remove it, or save to another path.",
+                path=self.where,
+            )
+        if path.exists() and not self._overwrite:
+            raise CheckpointExistsError(
+                f"Checkpoint already exists at {self.where!r} and overwrite=False.",
+                path=self.where,
+            )
+        self._commit.prepare()
+
+    def open_sink(self, rank: int) -> DirectorySink:
+        """Open the partial directory for a rank."""
+        try:
+            root = os.open(self._commit.partial, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError as error:
+            raise SaveError(
+                f"Rank {rank} does not see {str(self._commit.partial)!r}, which the coordinator "
+                "made: is the path shared by all hosts?",
+                rank=rank,
+                path=self.where,
+            ) from error
+        return DirectorySink(root, rank, sync=self._sync)
+
+    def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
+        """Read from a rank's staging file. Coordinator only."""
+        path = self._commit.partial / _STAGING / f"{rank}.{name}"
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise self._not_visible(rank) from error
+        try:
+            return os.pread(fd, nbytes, offset)
+        finally:
+            os.close(fd)
+
+    def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
+        """Raise unless an array's objects are all there. Coordinator only."""
+        expected = {zarr_format.object_key(w): rank for w, rank in ranks.items()}
+        path = self._commit.partial / array.path
+        found = set(os.listdir(path)) if path.is_dir() else set()
+        for key, rank in expected.items():
+            if key not in found:
+                raise self._not_visible(rank)
+        if strays := found - expected.keys():
+            raise SaveError(
+                f"{sorted(strays)[0]!r} of tensor {array.fqn!r} in {self.where!r} was written by "
+                "no rank of this save; another job may be saving to the same path.",
+                fqn=array.fqn,
+                path=self.where,
+            )
+
+    def _not_visible(self, rank: int) -> SaveError:
+        return SaveError(
+            f"Rank {rank}'s files are not visible from the coordinator below {self.where!r}: is "
+            "the path shared by all hosts?",
+            rank=rank,
+            path=self.where,
+        )
+
+    def commit(self, schema: Schema) -> None:
+        """Write all documents, the root last, and swap. Coordinator only."""
+        partial = self._commit.partial
+        self._commit.check_unchanged()
+        shutil.rmtree(partial / _STAGING, ignore_errors=True)
+        documents = dict(zarr_format.array_documents(schema))
+        groups = names.parents(documents)
+        for path, document in documents.items():
+            (partial / path).mkdir(parents=True, exist_ok=True)
+            self._write_document(partial / path, document)
+        for path in groups:
+            self._write_document(partial / path, zarr_format.group_document())
+        digests = {path: zarr_format.document_digest(d) for path, d in documents.items()}
+        schema = replace(schema, documents=digests)
+        self._write_document(partial, zarr_format.root_document(schema))
+        if self._sync:
+            for path in [*documents, *reversed(groups), "."]:
+                sync_directory(partial / path)
+        self._commit.commit(sync=self._sync)
+
+    def _write_document(self, directory: Path, document: bytes) -> None:
+        fd = os.open(directory / zarr_format.DOCUMENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            write_all(fd, 0, [document])
+            if self._sync:
+                sync_file(fd)
+        finally:
+            os.close(fd)
+
+
+def _replaceable(path: Path) -> bool:
+    """Say whether a path holds a checkpoint of ours, or nothing."""
+    if not path.is_dir():
+        return False
+    try:
+        zarr_format.read_root((path / zarr_format.DOCUMENT).read_bytes(), where=str(path))
+    except CorruptionError:
+        return True
+    except FormatError:
+        return False
+    except OSError:
+        return not any(path.iterdir())
+    return True
+
+
+@dataclass(slots=True)
+class _OpenObject:
+    """A write chunk that is being written."""
+
+    fd: int
+    extents: NDArray[np.uint64]
+    missing: int
+    end: int = 0
+
+
+@dataclass
+class DirectorySink:
+    """A rank's way into the partial directory."""
+
+    root: int
+    """Descriptor of the partial directory."""
+    rank: int
+    """Group rank."""
+    sync: bool
+    """Whether objects are made durable as they are completed."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _directories: set[str] = field(default_factory=set)
+    _objects: dict[tuple[str, Shape], _OpenObject] = field(default_factory=dict)
+    _staging: dict[str, int] = field(default_factory=dict)
+
+    def place(
+        self,
+        array: ArrayLayout,
+        write_chunk: Shape,
+        stored: Sequence[tuple[Shape, Sequence[Buffer]]],
+    ) -> None:
+        """Append read chunks to their object; the last to come writes the index."""
+        if not zarr_format.has_index(array):
+            ((_, buffers),) = stored
+            self._complete(self._create(array, write_chunk), 0, buffers)
+            return
+        sizes = [sum(map(len, buffers)) for _, buffers in stored]
+        with self._lock:
+            written = self._objects.get((array.path, write_chunk))
+            if written is None:
+                written = self._begin(array, write_chunk)
+            start = written.end
+            written.end += sum(sizes)
+        write_all(written.fd, start, [buffer for _, buffers in stored for buffer in buffers])
+        offsets = np.cumsum([start, *sizes[:-1]])
+        with self._lock:
+            for (read_chunk, _), offset, size in zip(stored, offsets, sizes, strict=True):
+                written.extents[_position(array, read_chunk)] = offset, size
+            written.missing -= len(stored)
+            if written.missing:
+                return
+            del self._objects[array.path, write_chunk]
+        index = zarr_format.encode_index(written.extents)
+        self._complete(written.fd, written.end, [index])
+
+    def _begin(self, array: ArrayLayout, write_chunk: Shape) -> _OpenObject:
+        counts = array.read_chunks_per_write_chunk
+        extents = np.full((prod(counts), 2), zarr_format.MISSING, np.uint64)
+        missing = array.read_chunks_of(write_chunk).volume
+        written = _OpenObject(self._create(array, write_chunk), extents, missing)
+        self._objects[array.path, write_chunk] = written
+        return written
+
+    def _create(self, array: ArrayLayout, write_chunk: Shape) -> int:
+        self._make_directories(array.path)
+        path = f"{array.path}/{zarr_format.object_key(write_chunk)}"
+        return _create(path, self.root)
+
+    def _make_directories(self, path: str) -> None:
+        if path in self._directories:
+            return
+        for above in [*names.parents([path]), path]:
+            if above not in self._directories:
+                try:
+                    os.mkdir(above, dir_fd=self.root)
+                except FileExistsError:
+                    pass
+                self._directories.add(above)
+
+    def _complete(self, fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+        try:
+            write_all(fd, offset, buffers)
+            if self.sync:
+                sync_file(fd)
+        finally:
+            os.close(fd)
+
+    def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write into one of the rank's staging files."""
+        with self._lock:
+            if name not in self._staging:
+                self._make_directories(_STAGING)
+                self._staging[name] = _create(f"{_STAGING}/{self.rank}.{name}", self.root)
+        write_all(self._staging[name], offset, buffers)
+
+    def close(self) -> None:
+        """Close all files; objects that never got all their read chunks stay incomplete."""
+        fds = [self.root, *self._staging.values(), *(o.fd for o in self._objects.values())]
+        self._staging.clear()
+        self._objects.clear()
+        for fd in fds:
+            os.close(fd)
+
+
+def _create(path: str, dir_fd: int) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=dir_fd)
+    except FileExistsError as error:
+        raise SaveError(
+            f"{path!r} exists already in the save's own directory: two jobs are saving to one "
+            "path, or one rank was started twice.",
+            path=path,
+        ) from error
+
+
+def _position(array: ArrayLayout, read_chunk: Shape) -> int:
+    """Return a read chunk's place in its object's index, in C order."""
+    counts = array.read_chunks_per_write_chunk
+    local = tuple(c % n for c, n in zip(read_chunk, counts, strict=True))
+    return int(np.ravel_multi_index(local, counts))
+
+
+def write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+    """Write buffers one after the other from `offset` on, however the system splits it."""
+    pending = [memoryview(buffer) for buffer in buffers]
+    while pending:
+        written = os.pwritev(fd, pending[:_MAX_BUFFERS], offset)
+        offset += written
+        pending = _advanced(pending, written)
+
+
+def _advanced(buffers: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Return what is left of buffers after their first `nbytes` bytes."""
+    for position, buffer in enumerate(buffers):
+        if nbytes < len(buffer):
+            return [buffer[nbytes:], *buffers[position + 1 :]]
+        nbytes -= len(buffer)
+    return []
+
+
+class DirectorySource:
+    """A committed Zarr directory.
+
+    Parameters
+    ----------
+    path
+        Path of the checkpoint.
+
+    Raises
+    ------
+    CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
+        If there is none that can be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        commit = LocalCommit(path)
+        self._where = str(commit.path)
+        self._root = _open_directory(commit)
+        self._checked: set[str] = set()
+        try:
+            self._schema = zarr_format.read_root(self._read_root(commit), where=self._where)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_root(self, commit: LocalCommit) -> bytes:
+        try:
+            return self._read(zarr_format.DOCUMENT)
+        except FileNotFoundError as error:
+            if commit.partial.exists():
+                raise _incomplete(commit) from error
+            raise FormatError(
+                f"{self._where!r} is not a dcp_zarr checkpoint: it has no zarr.json.",
+                path=self._where,
+            ) from error
+
+    def _read(self, path: str) -> bytes:
+        fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    @property
+    def where(self) -> str:
+        """Path of the checkpoint."""
+        return self._where
+
+    @property
+    def schema(self) -> Schema:
+        """The schema, read on opening."""
+        return self._schema
+
+    @contextmanager
+    def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_DirectoryObject]:
+        """Open a write chunk's file, and read its index."""
+        self._check_document(array)
+        path = f"{array.path}/{zarr_format.object_key(write_chunk)}"
+        try:
+            fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
+        except FileNotFoundError as error:
+            raise CorruptionError(f"{path!r} is missing{self._since_replaced()}.") from error
+        try:
+            yield _DirectoryObject.open(fd, path, array)
+        finally:
+            os.close(fd)
+
+    def _since_replaced(self) -> str:
+        gone = os.fstat(self._root).st_nlink == 0
+        return " because the checkpoint was replaced while it was read" if gone else ""
+
+    def _check_document(self, array: ArrayLayout) -> None:
+        """Raise unless an array's document is the one that was saved; looked at once."""
+        if array.path in self._checked:
+            return
+        path = f"{array.path}/{zarr_format.DOCUMENT}"
+        try:
+            found = zarr_format.document_digest(self._read(path))
+        except FileNotFoundError as error:
+            raise CorruptionError(f"{path!r} is missing{self._since_replaced()}.") from error
+        if found != self._schema.documents[array.path]:
+            raise CorruptionError(f"{path!r} was changed after the save.")
+        self._checked.add(array.path)
+
+    def close(self) -> None:
+        """Close the directory."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def __del__(self) -> None:
+        """Close the directory of a source that nobody closed."""
+        if getattr(self, "_root", -1) >= 0:
+            self.close()
+
+
+def _open_directory(commit: LocalCommit) -> int:
+    for path in (commit.path, commit.old):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError as error:
+            raise FormatError(
+                f"{str(path)!r} is a file; a Zarr checkpoint is a directory.", path=str(path)
+            ) from error
+    if commit.partial.exists():
+        raise _incomplete(commit)
+    raise CheckpointNotFoundError(
+        f"There is no checkpoint at {str(commit.path)!r}.", path=str(commit.path)
+    )
+
+
+def _incomplete(commit: LocalCommit) -> DcpZarrError:
+    return IncompleteCheckpointError(
+        f"The save to {str(commit.path)!r} never finished; what it wrote is in "
+        f"{str(commit.partial)!r}. Load an older checkpoint.",
+        path=str(commit.path),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DirectoryObject:
+    """An open object of a directory."""
+
+    fd: int
+    path: str
+    array: ArrayLayout
+    nbytes: int
+    index: NDArray[np.uint64] | None
+
+    @classmethod
+    def open(cls, fd: int, path: str, array: ArrayLayout) -> _DirectoryObject:
+        nbytes = os.fstat(fd).st_size
+        if not zarr_format.has_index(array):
+            return cls(fd, path, array, nbytes, None)
+        index_nbytes = zarr_format.index_nbytes(array)
+        encoded = os.pread(fd, index_nbytes, max(nbytes - index_nbytes, 0))
+        return cls(fd, path, array, nbytes, zarr_format.decode_index(encoded, array))
+
+    def extent(self, read_chunk: Shape) -> tuple[int, int]:
+        """Return offset and size of a stored read chunk."""
+        if self.index is None:
+            return 0, self.nbytes
+        counts = self.array.read_chunks_per_write_chunk
+        offset, nbytes = self.index[
+            tuple(c % n for c, n in zip(read_chunk, counts, strict=True))
+        ].tolist()
+        if offset + nbytes > self.nbytes:
+            raise CorruptionError(f"{self.path!r} does not hold it.")
+        return offset, nbytes
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers with the bytes from `offset` on."""
+        pending = list(buffers)
+        while pending:
+            got = os.preadv(self.fd, pending[:_MAX_BUFFERS], offset)
+            if not got:
+                raise CorruptionError(f"{self.path!r} ends at byte {offset}.")
+            offset += got
+            pending = _advanced(pending, got)

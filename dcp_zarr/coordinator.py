@@ -1,0 +1,306 @@
+"""What the coordinator of a save does: decide all layouts before, and complete the checkpoint after.
+
+Both are functions of what every rank knows or returned; no trainer's and no container's words.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcp_zarr import engine, pieces
+from dcp_zarr.errors import SaveError
+from dcp_zarr.layout import Assignment, LayoutOptions, object_layout, plan_layouts
+from dcp_zarr.names import OBJECTS_PATH, assign_paths
+from dcp_zarr.region import Region, Tiling, coordinates
+from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dcp_zarr.codecs import Codec, CompressionRules
+    from dcp_zarr.container import Target
+    from dcp_zarr.dtypes import DType
+    from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.region import Shape
+
+MAX_PACKED_OBJECT_BYTES = 1 << 20
+"""Larger objects are stored by their own rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """What decides the bytes of a save; the same on all ranks."""
+
+    compression: CompressionRules
+    layout: LayoutOptions
+    dtype_encoding: str
+
+    def __str__(self) -> str:
+        """Describe the options so that equal ones have equal descriptions."""
+        return f"{self.compression} {self.layout} dtype_encoding={self.dtype_encoding}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One tensor of a save."""
+
+    dtype: DType
+    tiling: Tiling
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One write item that a rank reports as done."""
+
+    fqn: str
+    region: Region | None
+    """None for an object."""
+    stored_nbytes: int
+    fingerprint: int | None
+    """Of the layout by which the rank wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What of a checkpoint its writer knows only at the end."""
+
+    save_id: str
+    planner_data: Mapping[str, tuple[str | int, ...]] | None
+    storage_meta: Mapping[str, Any] | None
+    metadata_version: str | None
+    producer: Mapping[str, str]
+
+
+def plan_save(
+    tensors: Mapping[str, TensorPlan], objects: Sequence[str], options: SaveOptions
+) -> tuple[dict[str, ArrayLayout], dict[str, str]]:
+    """Decide the layout of every tensor, and the path of everything.
+
+    Parameters
+    ----------
+    tensors
+        By FQN.
+    objects
+        FQNs of what is no tensor.
+    options
+        The save's options.
+
+    Returns
+    -------
+    Layouts of the tensors by FQN, and paths of tensors and objects by FQN.
+    """
+    options.compression.check_patterns([*tensors, *objects])
+    paths = assign_paths([*tensors, *objects])
+    layouts = plan_layouts(
+        {fqn: plan.tiling for fqn, plan in sorted(tensors.items())},
+        {fqn: plan.dtype.itemsize for fqn, plan in tensors.items()},
+        paths,
+        options.layout,
+    )
+    return layouts, paths
+
+
+def fingerprint(assignment: Assignment) -> int:
+    """Return a number that differs where an item would be written in another way."""
+    return zlib.crc32(repr(assignment).encode())
+
+
+def complete(
+    target: Target,
+    tensors: Mapping[str, TensorPlan],
+    order: Sequence[str],
+    results: Sequence[Sequence[Written]],
+    options: SaveOptions,
+    description: Description,
+    *,
+    thread_count: int,
+) -> None:
+    """Check what the ranks wrote, write what is the coordinator's to write, and commit.
+
+    Parameters
+    ----------
+    target
+        The container.
+    tensors
+        By FQN.
+    order
+        FQNs of all entries, tensors and objects, in DCP's order.
+    results
+        For each rank its write items, in the order in which it wrote them.
+    options
+        The save's options.
+    description
+        The rest of what the schema holds.
+    thread_count
+        Number of worker threads.
+
+    Raises
+    ------
+    SaveError
+        If anything is missing, or was written by another layout.
+    """
+    objects = [fqn for fqn in order if fqn not in tensors]
+    layouts, paths = plan_save(tensors, objects, options)
+    assignments = [_assignments(rank, written, layouts) for rank, written in enumerate(results)]
+    _check_complete(tensors, objects, results)
+    _check_placed(target, layouts, assignments)
+    stored = _stored_nbytes(tensors, results)
+    objects_codec = options.compression.codec(OBJECTS_PATH, 1, MAX_PACKED_OBJECT_BYTES)
+    sink = target.open_sink(len(results))
+    try:
+        cut = _cut_jobs(target, pieces.find_pieces(assignments), layouts, tensors, options)
+        for fqn, nbytes in engine.write(cut, sink, thread_count=thread_count).items():
+            stored[str(fqn)] += nbytes
+        entries, packed = _collect_objects(target, results, paths)
+        if packed is not None:
+            job = bytes_job(*packed, objects_codec)
+            engine.write([job], sink, thread_count=thread_count)
+    finally:
+        sink.close()
+    for fqn, plan in tensors.items():
+        array = layouts[fqn]
+        codec = options.compression.codec(fqn, array.itemsize, array.read_chunk_nbytes)
+        entries[fqn] = TensorEntry(
+            array, plan.dtype, codec, plan.tiling, plan.properties, stored[fqn]
+        )
+    target.commit(
+        Schema(
+            entries=tuple(entries[fqn] for fqn in order),
+            save_id=description.save_id,
+            objects_codec=objects_codec,
+            planner_data=description.planner_data,
+            storage_meta=description.storage_meta,
+            metadata_version=description.metadata_version,
+            producer=description.producer,
+        )
+    )
+
+
+def bytes_job(array: ArrayLayout, content: NDArray[np.uint8], codec: Codec) -> engine.WriteJob:
+    """Return the job that writes an array of bytes whole."""
+    whole = array.read_grid.touched(Region.whole(array.shape))
+    return engine.WriteJob(array, codec, whole, lambda box: content[box.slices()])
+
+
+def _stored_nbytes(
+    tensors: Mapping[str, TensorPlan], results: Sequence[Sequence[Written]]
+) -> dict[str, int]:
+    """Return for each tensor the bytes that the ranks stored."""
+    stored = dict.fromkeys(tensors, 0)
+    for item in chain.from_iterable(results):
+        if item.region is not None:
+            stored[item.fqn] += item.stored_nbytes
+    return stored
+
+
+def _assignments(
+    rank: int, written: Sequence[Written], layouts: Mapping[str, ArrayLayout]
+) -> list[Assignment]:
+    """Return what a rank's write items should have come to; raise where it was something else."""
+    assignments = []
+    for item in written:
+        if item.region is None:
+            continue
+        if item.fqn not in layouts:
+            raise SaveError(f"Rank {rank} wrote tensor {item.fqn!r}, which no plan has.", rank=rank)
+        assignment = Assignment(layouts[item.fqn], item.region)
+        if fingerprint(assignment) != item.fingerprint:
+            raise SaveError(
+                f"Rank {rank} wrote tensor {item.fqn!r} {item.region} by an outdated plan; the save "
+                "is given up. Use DefaultSavePlanner(enable_plan_caching=False), or save again.",
+                fqn=item.fqn,
+                region=str(item.region),
+                rank=rank,
+            )
+        assignments.append(assignment)
+    return assignments
+
+
+def _check_complete(
+    tensors: Mapping[str, TensorPlan],
+    objects: Sequence[str],
+    results: Sequence[Sequence[Written]],
+) -> None:
+    """Raise unless the ranks report every region of every tensor, and every object."""
+    done = {(item.fqn, item.region) for item in chain.from_iterable(results)}
+    for fqn, plan in tensors.items():
+        for region in plan.tiling:
+            if (fqn, region) not in done:
+                raise SaveError(
+                    f"Tensor {fqn!r} {region} was written by no rank; the save is given up.",
+                    fqn=fqn,
+                    region=str(region),
+                )
+    for fqn in objects:
+        if (fqn, None) not in done:
+            raise SaveError(f"Object {fqn!r} was written by no rank; the save is given up.", fqn=fqn)
+
+
+def _check_placed(
+    target: Target, layouts: Mapping[str, ArrayLayout], assignments: Sequence[Sequence[Assignment]]
+) -> None:
+    """Raise unless the coordinator sees every object that the ranks placed."""
+    placed: dict[str, dict[Shape, int]] = {fqn: {} for fqn in layouts}
+    for rank, of_rank in enumerate(assignments):
+        for assignment in of_rank:
+            if assignment.read_chunks.volume:
+                write_chunks = assignment.array.write_chunks_of(assignment.read_chunks)
+                placed[assignment.array.fqn] |= dict.fromkeys(coordinates(write_chunks), rank)
+    for fqn, ranks in placed.items():
+        target.check_placed(layouts[fqn], ranks)
+
+
+def _cut_jobs(
+    target: Target,
+    cut: Mapping[str, Mapping[Shape, Sequence[pieces.StagedPiece]]],
+    layouts: Mapping[str, ArrayLayout],
+    tensors: Mapping[str, TensorPlan],
+    options: SaveOptions,
+) -> Iterator[engine.WriteJob]:
+    """Yield a job for each cut read chunk."""
+    for fqn, read_chunks in cut.items():
+        array, dtype = layouts[fqn], tensors[fqn].dtype.bits
+        codec = options.compression.codec(fqn, array.itemsize, array.read_chunk_nbytes)
+        for read_chunk, staged in read_chunks.items():
+            one = Region(read_chunk, (1,) * len(read_chunk))
+            yield engine.WriteJob(
+                array,
+                codec,
+                one,
+                lambda box, staged=staged, dtype=dtype: pieces.assemble(target, staged, box, dtype),
+                key=fqn,
+            )
+
+
+def _collect_objects(
+    target: Target, results: Sequence[Sequence[Written]], paths: Mapping[str, str]
+) -> tuple[dict[str, Entry], tuple[ArrayLayout, NDArray[np.uint8]] | None]:
+    """Return an entry for each object, and the array of those that are packed with its bytes."""
+    found: dict[str, pieces.StagedObject] = {}
+    for rank, written in enumerate(results):
+        if any(item.region is None for item in written):
+            for staged in pieces.staged_objects(target, rank):
+                found[written[staged.item].fqn] = staged
+    payloads = [staged.content for staged in found.values() if staged.kind == pieces.PAYLOAD]
+    packed = np.frombuffer(b"".join(payloads), np.uint8)
+    shared = object_layout(OBJECTS_PATH, OBJECTS_PATH, packed.size)
+    entries: dict[str, Entry] = {}
+    offset = 0
+    for fqn, staged in found.items():
+        if staged.kind == pieces.JSON:
+            entries[fqn] = ObjectEntry(fqn, json=(json.loads(staged.content),))
+        elif staged.kind == pieces.ARRAY:
+            array = object_layout(fqn, paths[fqn], staged.nbytes)
+            entries[fqn] = ObjectEntry(fqn, (), array, 0, staged.nbytes)
+        else:
+            entries[fqn] = ObjectEntry(fqn, (), shared, offset, staged.nbytes)
+            offset += staged.nbytes
+    return entries, (shared, packed) if payloads else None

@@ -1,0 +1,189 @@
+"""DCP's `Metadata`, plans and results in the core's words, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from dcp_zarr import tensors
+from dcp_zarr.coordinator import Description, SaveOptions, TensorPlan, Written
+from dcp_zarr.dtypes import dtype_of
+from dcp_zarr.errors import OptionError, SaveError, UnsupportedTensorError
+from dcp_zarr.region import Region, Tiling
+from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
+
+_DEFAULT_PROPERTIES = {
+    "layout": "strided",
+    "requires_grad": False,
+    "memory_format": "contiguous_format",
+    "pin_memory": False,
+}
+
+
+def local_path(path: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text.
+
+    Raises
+    ------
+    OptionError
+        If it is an address of an object store.
+    """
+    if path is None:
+        return None
+    text = os.fspath(path)
+    if "://" in text:
+        raise OptionError(f"{text!r} is not a local path, and dcp_zarr saves to local paths only.")
+    return text
+
+
+def region(item: WriteItem) -> Region:
+    """Return the region that a tensor's write item covers."""
+    assert item.tensor_data is not None  # noqa: S101
+    box = item.tensor_data.chunk
+    return Region(tuple(box.offsets), tuple(box.sizes))
+
+
+def tensor_plans(
+    plans: Sequence[SavePlan], options: SaveOptions
+) -> tuple[dict[str, TensorPlan], list[str]]:
+    """Return what the plans of all ranks say of tensors, and the names of objects."""
+    items: dict[str, list[WriteItem]] = {}
+    objects = []
+    for item in (item for plan in plans for item in plan.items):
+        if item.type == WriteItemType.BYTE_IO:
+            objects.append(item.index.fqn)
+        else:
+            items.setdefault(item.index.fqn, []).append(item)
+    planned = {}
+    for fqn, of_tensor in items.items():
+        first = of_tensor[0].tensor_data
+        assert first is not None  # noqa: S101
+        tiling = Tiling.of(tuple(first.size), [region(item) for item in of_tensor])
+        planned[fqn] = _tensor_plan(fqn, first.properties, tiling, options)
+    return planned, objects
+
+
+def planned_tensors(metadata: Metadata, options: SaveOptions) -> dict[str, TensorPlan]:
+    """Return what the finished `Metadata` says of tensors."""
+    planned = {}
+    for fqn, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            regions = [Region(tuple(box.offsets), tuple(box.sizes)) for box in entry.chunks]
+            tiling = Tiling.of(tuple(entry.size), regions)
+            planned[fqn] = _tensor_plan(fqn, entry.properties, tiling, options)
+    return planned
+
+
+def _tensor_plan(
+    fqn: str, properties: TensorProperties, tiling: Tiling, options: SaveOptions
+) -> TensorPlan:
+    described = {
+        "layout": tensors.torch_name(properties.layout),
+        "requires_grad": properties.requires_grad,
+        "memory_format": tensors.torch_name(properties.memory_format),
+        "pin_memory": properties.pin_memory,
+    }
+    if described["layout"] != "strided":
+        raise UnsupportedTensorError(
+            f"Tensor {fqn!r} has layout {properties.layout}; convert it with to_dense(), or drop it.",
+            fqn=fqn,
+        )
+    name = tensors.torch_name(properties.dtype)
+    dtype = dtype_of(name, encoding=options.dtype_encoding, fqn=fqn)
+    changed = {key: v for key, v in described.items() if v != _DEFAULT_PROPERTIES[key]}
+    return TensorPlan(dtype, tiling, changed)
+
+
+def written(results: Sequence[Sequence[WriteResult]], metadata: Metadata) -> list[list[Written]]:
+    """Return what the ranks report."""
+    return [[_written(result, metadata) for result in of_rank] for of_rank in results]
+
+
+def _written(result: WriteResult, metadata: Metadata) -> Written:
+    fqn, offset = result.index.fqn, result.index.offset
+    entry = metadata.state_dict_metadata.get(fqn)
+    if result.storage_data is None or isinstance(entry, BytesStorageMetadata):
+        return Written(fqn, None, result.size_in_bytes, None)
+    fingerprint, sizes = result.storage_data
+    return Written(fqn, Region(tuple(offset or ()), sizes), result.size_in_bytes, fingerprint)
+
+
+def description(metadata: Metadata, save_id: str) -> Description:
+    """Return the rest of what a schema holds.
+
+    Raises
+    ------
+    SaveError
+        If the planner's data cannot be stored without pickle.
+    """
+    planner_data = metadata.planner_data
+    flat = planner_data is None or (
+        isinstance(planner_data, dict)
+        and all(_is_path(keys) for keys in planner_data.values())
+    )
+    if not flat:
+        raise SaveError(
+            f"The planner's planner_data is {planner_data!r:.80}; only DefaultSavePlanner's, from "
+            "FQNs to tuples of keys, can be stored without pickle."
+        )
+    assert metadata.storage_meta is not None  # noqa: S101
+    return Description(
+        save_id=save_id,
+        planner_data=planner_data,
+        storage_meta=dataclasses.asdict(metadata.storage_meta),
+        metadata_version=getattr(metadata, "version", None),
+        producer={"dcp_zarr": version("dcp_zarr"), "torch": str(torch.__version__)},
+    )
+
+
+def _is_path(keys: Any) -> bool:  # noqa: ANN401
+    return isinstance(keys, tuple) and all(type(key) in (str, int) for key in keys)
+
+
+def metadata_from(schema: Schema) -> Metadata:
+    """Return the `Metadata` that `dcp.save` returned for a checkpoint."""
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for entry in schema.entries:
+        if isinstance(entry, ObjectEntry):
+            described[entry.fqn] = BytesStorageMetadata()
+        else:
+            described[entry.fqn] = _tensor_metadata(entry)
+    metadata = Metadata(
+        state_dict_metadata=described,
+        planner_data=schema.planner_data,
+        storage_meta=StorageMeta(**schema.storage_meta) if schema.storage_meta else None,
+    )
+    if schema.metadata_version is not None:
+        metadata.version = schema.metadata_version
+    return metadata
+
+
+def _tensor_metadata(entry: TensorEntry) -> TensorStorageMetadata:
+    described = {**_DEFAULT_PROPERTIES, **entry.properties}
+    properties = TensorProperties(
+        dtype=tensors.torch_dtype(entry.dtype.torch_name),
+        layout=getattr(torch, described["layout"]),
+        requires_grad=described["requires_grad"],
+        memory_format=getattr(torch, described["memory_format"]),
+        pin_memory=described["pin_memory"],
+    )
+    boxes = [
+        ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+        for box in entry.tiling
+    ]
+    return TensorStorageMetadata(properties, torch.Size(entry.array.shape), boxes)

@@ -1,0 +1,184 @@
+"""Fully qualified names (FQNs), their paths in a container, and patterns that select them.
+
+An FQN's segments, split at its dots, become nested groups: ``model.layers.0`` lies at
+``model/layers/0``. Each segment is escaped so that any text is a legal name for Zarr, HDF5 and
+every file system: letters, digits, ``_`` and ``-`` stand for themselves, every other UTF-8 byte is
+``~`` and two hex digits, and an empty segment is ``~``. Names that begin with ``~_`` are ours:
+
+==================  ====================================================================
+``~_value``         entry whose FQN is also a prefix of another's
+``~_objects``       the array that holds small objects
+``~_long``          group of entries whose path would be too long or too deep
+==================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+
+from dcp_zarr.errors import TensorNotFoundError
+
+OBJECTS_PATH = "~_objects"
+"""Path of the array that holds small objects."""
+
+_VALUE = "~_value"
+_LONG = "~_long"
+_MAX_SEGMENT_BYTES = 200
+_MAX_PATH_BYTES = 1000
+_MAX_DEPTH = 32
+
+
+def escape(segment: str) -> str:
+    """Return a legal, unique name for one segment of an FQN.
+
+    Examples
+    --------
+    >>> escape("up_proj"), escape("a/b"), escape(""), escape("__x")
+    ('up_proj', 'a~2fb', '~', '~5f_x')
+    """
+    if not segment:
+        return "~"
+    escaped = re.sub(r"[^A-Za-z0-9_-]", lambda match: _hex(match[0]), segment)
+    return _hex("_") + escaped[1:] if escaped.startswith("__") else escaped
+
+
+def unescape(name: str) -> str:
+    """Return the segment that `escape` was given.
+
+    Examples
+    --------
+    >>> unescape("a~2fb")
+    'a/b'
+    """
+    if name == "~":
+        return ""
+    return re.sub(
+        r"(?:~[0-9a-f]{2})+",
+        lambda match: bytes.fromhex(match[0].replace("~", "")).decode("utf-8", "surrogatepass"),
+        name,
+    )
+
+
+def _hex(text: str) -> str:
+    return "".join(f"~{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
+
+
+def assign_paths(fqns: Iterable[str]) -> dict[str, str]:
+    """Give each FQN its path in the container.
+
+    The result depends on the set of names only. Two paths never differ by letter case alone, and
+    none leads through another.
+
+    Examples
+    --------
+    >>> assign_paths(["w", "w.scale", "W"])
+    {'W': 'W', 'w': '~77/~_value', 'w.scale': '~77/scale'}
+    """
+    tree: dict[str, dict] = {}  # type: ignore[type-arg]
+    ordered = sorted(set(fqns))
+    for fqn in ordered:
+        node = tree
+        for segment in fqn.split("."):
+            node = node.setdefault(segment, {})
+    paths = {}
+    siblings: dict[int, dict[str, str]] = {}
+    for fqn in ordered:
+        node, names = tree, []
+        for segment in fqn.split("."):
+            if id(node) not in siblings:
+                siblings[id(node)] = _sibling_names(node)
+            names.append(siblings[id(node)][segment])
+            node = node[segment]
+        path = "/".join([*names, _VALUE] if node else names)
+        paths[fqn] = _shortened(fqn, path)
+    return paths
+
+
+def _sibling_names(segments: Iterable[str]) -> dict[str, str]:
+    """Escape the segments of one group so that they differ in more than letter case."""
+    names, taken = {}, set()
+    for segment in segments:
+        name = escape(segment)
+        if name.lower() in taken:
+            name = _hex(segment)
+        taken.add(name.lower())
+        names[segment] = name
+    return names
+
+
+def _shortened(fqn: str, path: str) -> str:
+    """Return `path`, or a path made of a digest where a file system could refuse it."""
+    names = path.split("/")
+    longest = max(map(len, names))
+    if longest <= _MAX_SEGMENT_BYTES and len(path) <= _MAX_PATH_BYTES and len(names) <= _MAX_DEPTH:
+        return path
+    digest = hashlib.sha256(fqn.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", fqn)[-80:].lower()
+    return f"{_LONG}/{digest}-{readable}"
+
+
+def parents(paths: Iterable[str]) -> list[str]:
+    """Return the paths of all groups above the given arrays, the root left out, sorted.
+
+    Examples
+    --------
+    >>> parents(["a/b/c", "a/d"])
+    ['a', 'a/b']
+    """
+    found: set[str] = set()
+    for path in paths:
+        while "/" in path:
+            path = path.rpartition("/")[0]  # noqa: PLW2901
+            if path in found:
+                break
+            found.add(path)
+    return sorted(found)
+
+
+def pattern_matches(pattern: str, fqns: Iterable[str]) -> Iterator[str]:
+    """Yield the names that a pattern selects, in their order.
+
+    A name selects its entry and all below it; ``*`` stands for text within a segment, ``**`` for
+    text across segments. The empty pattern selects everything.
+
+    Examples
+    --------
+    >>> names = ["model.layers.0.bias", "model.layers.10.bias", "optim.lr"]
+    >>> list(pattern_matches("model.layers.*.bias", names))
+    ['model.layers.0.bias', 'model.layers.10.bias']
+    >>> list(pattern_matches("**bias", names)), list(pattern_matches("optim", names))
+    (['model.layers.0.bias', 'model.layers.10.bias'], ['optim.lr'])
+    """
+    parts = re.split(r"(\*\*|\*)", pattern)
+    wild = {"*": r"[^.]*", "**": r".*"}
+    body = "".join(wild.get(part) or re.escape(part) for part in parts)
+    expression = re.compile(rf"{body}(\..*)?" if pattern else ".*", re.DOTALL)
+    prefix = pattern + "."
+    for fqn in fqns:
+        if fqn == pattern or fqn.startswith(prefix) or expression.fullmatch(fqn):
+            yield fqn
+
+
+def select(pattern: str, fqns: Sequence[str], *, where: str) -> list[str]:
+    """Return the names that a pattern selects.
+
+    Raises
+    ------
+    TensorNotFoundError
+        If it selects none; the message gives names that are near.
+    """
+    if found := list(pattern_matches(pattern, fqns)):
+        return found
+    if not pattern:
+        return []
+    raise not_found(pattern, fqns, where=where)
+
+
+def not_found(fqn: str, fqns: Iterable[str], *, where: str) -> TensorNotFoundError:
+    """Make the error for a name that is not there, with the names that are near."""
+    near = get_close_matches(fqn, list(fqns), n=3, cutoff=0.5)
+    hint = f" Near it: {', '.join(map(repr, near))}." if near else ""
+    return TensorNotFoundError(f"Nothing in {where} is named {fqn!r}.{hint}", fqn=fqn)

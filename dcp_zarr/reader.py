@@ -1,0 +1,270 @@
+"""`ZarrStorageReader`: DCP's `StorageReader` over the core."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from dcp_zarr import engine, metadata_words, tensors
+from dcp_zarr.checkpoint import read_object
+from dcp_zarr.containers.directory import DirectorySource
+from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
+from dcp_zarr.metadata_words import local_path
+from dcp_zarr.region import Grid, Region, coordinates
+
+if TYPE_CHECKING:
+    from dcp_zarr.container import Source
+    from dcp_zarr.schema import TensorEntry
+
+logger = logging.getLogger(__name__)
+
+_COPY_BYTES = 32 << 20
+"""What is read at once where bits cannot go straight into the destination."""
+
+
+class ZarrStorageReader(StorageReader):
+    """Loads a checkpoint that `ZarrStorageWriter` saved.
+
+    Parameters
+    ----------
+    path
+        Where the checkpoint stands. May be left out where `dcp.load` is given a
+        ``checkpoint_id``.
+    allow_cast
+        Whether values may be rounded into a narrower dtype. Widening is always allowed.
+    thread_count
+        Worker threads of this rank; by default its share of the cores.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed.checkpoint as dcp
+    >>> _ = dcp.save({"w": torch.ones(4)}, storage_writer=ZarrStorageWriter("step-1.zarr"))
+    >>> state_dict = {"w": torch.zeros(4)}
+    >>> dcp.load(state_dict, storage_reader=ZarrStorageReader("step-1.zarr"), no_dist=True)
+    >>> state_dict["w"]
+    tensor([1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        allow_cast: bool = False,
+        thread_count: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._path = local_path(path)
+        self._allow_cast = allow_cast
+        self._thread_count = thread_count
+        self._source: Source | None = None
+        self._load_id = str(uuid.uuid4())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind when pickled."""
+        return {**self.__dict__, "_source": None}
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Where the checkpoint is."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Say whether an id can be a path of this reader; DCP asks only its own readers."""
+        return "://" not in str(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another load. Called on all ranks, or never."""
+        if checkpoint_id is not None:
+            self._path = local_path(checkpoint_id)
+        self._source = None
+        self._load_id = str(uuid.uuid4())
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ANN401
+        """Open the checkpoint and return the `Metadata` that `dcp.save` returned. All ranks.
+
+        Raises
+        ------
+        CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
+            If there is none that can be read.
+        """
+        if kwargs.get("rank") is not None:
+            raise CheckpointNotFoundError(
+                f"{self._path!r} has no metadata of one rank alone: dcp_zarr never writes it."
+            )
+        if self._path is None:
+            raise CheckpointNotFoundError(
+                "No path: give ZarrStorageReader one, or dcp.load a checkpoint_id."
+            )
+        self._source = DirectorySource(self._path)
+        metadata = metadata_words.metadata_from(self._source.schema)
+        if metadata.storage_meta is not None:
+            self._saved_meta = metadata.storage_meta
+        return metadata
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return what DCP records of the storage."""
+        return StorageMeta(checkpoint_id=self._path, load_id=self._load_id)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any  # noqa: FBT001, ANN401
+    ) -> None:
+        """Note that a load begins. Called on all ranks."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Leave a rank's plan as it is. Called on all ranks."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Tell every rank which save the coordinator reads. Coordinator only."""
+        save_id = self._opened().schema.save_id
+        return [dataclasses.replace(plan, storage_data=save_id) for plan in plans]
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            self.read_metadata()
+        assert self._source is not None  # noqa: S101
+        return self._source
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill this rank's tensors and objects. Called on all ranks.
+
+        Raises
+        ------
+        CorruptionError
+            If stored bytes are lost or changed; or if the checkpoint was replaced meanwhile.
+        TensorMismatchError
+            If a tensor would have to be narrowed, or is an object in the checkpoint.
+        """
+        future: Future[None] = Future()
+        try:
+            self._read(plan, planner, self._opened())
+        except Exception:
+            logger.exception("Loading from %s failed on this rank.", self._path)
+            raise
+        future.set_result(None)
+        return future
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, source: Source) -> None:
+        if plan.storage_data not in (None, source.schema.save_id):
+            raise CorruptionError(
+                f"{self._path!r} was replaced while it was being loaded: ranks see different saves. "
+                "Load it again.",
+                path=self._path,
+            )
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                entry = source.schema.objects[item.storage_index.fqn]
+                planner.load_bytes(item, io.BytesIO(_payload(source, entry)))
+        jobs = self._jobs([i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source)
+        threads = self._thread_count or engine.default_thread_count()
+        for job in engine.read(jobs, source, thread_count=threads):
+            job.key()
+
+    def _jobs(
+        self, items: list[ReadItem], planner: LoadPlanner, source: Source
+    ) -> Iterator[engine.ReadJob]:
+        """Resolve one target after the other; yield what is to be read into it."""
+        entries = source.schema.tensors
+        for item in items:
+            entry = entries[item.storage_index.fqn]
+            region = _region(item)
+            target = planner.resolve_tensor(item).detach()
+            self._check_target(target, entry, region)
+            yield from target_jobs(
+                entry, region, target, done=lambda i=item, t=target: planner.commit_tensor(i, t)
+            )
+
+    def _check_target(self, target: torch.Tensor, entry: TensorEntry, region: Region) -> None:
+        if tuple(target.shape) != region.sizes:
+            raise TensorMismatchError(
+                f"Tensor {entry.fqn!r} {region} of {self._path!r} has {region.sizes} elements, but "
+                f"its target has {tuple(target.shape)}. A load cannot reshape: fix the planner.",
+                fqn=entry.fqn,
+                region=str(region),
+            )
+        check_cast(entry, target.dtype, allow_cast=self._allow_cast, where=self._path)
+
+
+def check_cast(
+    entry: TensorEntry, target: torch.dtype, *, allow_cast: bool, where: str | None
+) -> None:
+    """Raise where loading into a dtype would round values and that was not allowed."""
+    saved = tensors.torch_dtype(entry.dtype.torch_name)
+    if not allow_cast and not tensors.widens(saved, target):
+        raise TensorMismatchError(
+            f"Tensor {entry.fqn!r} is {saved} in {where!r}, but its target is {target}, which does "
+            "not hold all its values. Load into the saved dtype, or pass allow_cast=True.",
+            fqn=entry.fqn,
+        )
+
+
+def _region(item: ReadItem) -> Region:
+    """Return the region of the whole tensor that a read item wants."""
+    base = item.storage_index.offset or (0,) * len(item.storage_offsets)
+    offsets = tuple(b + o for b, o in zip(base, item.storage_offsets, strict=True))
+    return Region(offsets, tuple(item.lengths))
+
+
+def target_jobs(
+    entry: TensorEntry, region: Region, target: torch.Tensor, done: Any  # noqa: ANN401
+) -> Iterator[engine.ReadJob]:
+    """Yield the jobs that fill a target tensor; the key of each is to be called when it is read.
+
+    Bits go straight into a CPU tensor of the saved dtype. For any other, they are read in slabs
+    and copied.
+    """
+    if tensors.writes_in_place(target, entry.dtype):
+        yield engine.ReadJob(entry.array, entry.codec, region, tensors.bits(target), key=done)
+        return
+    slabs = list(_slabs(region, entry.array.itemsize))
+    for number, slab in enumerate(slabs, start=1):
+        out = np.empty(slab.sizes, entry.dtype.bits)
+        finish = done if number == len(slabs) else None
+        part = target[slab.slices(region.offsets)] if slab.sizes else target
+        yield engine.ReadJob(
+            entry.array, entry.codec, slab, out, key=_copy(out, part, entry.dtype.torch_name, finish)
+        )
+
+
+def _slabs(region: Region, itemsize: int) -> Iterator[Region]:
+    """Cut a region along its first axis into slabs of about `_COPY_BYTES`."""
+    if not region.volume or not region.sizes:
+        yield region
+        return
+    row = region.volume // region.sizes[0] * itemsize
+    step = (max(_COPY_BYTES // row, 1), *region.sizes[1:])
+    grid = Grid(region.sizes, step)
+    for position in coordinates(Region.whole(grid.counts)):
+        box = grid.box(position)
+        offsets = tuple(b + o for b, o in zip(region.offsets, box.offsets, strict=True))
+        yield Region(offsets, box.sizes)
+
+
+def _copy(out: Any, part: torch.Tensor, name: str, done: Any) -> Any:  # noqa: ANN401
+    def copy() -> None:
+        with torch.no_grad():
+            part.copy_(tensors.from_bits(out, name))
+        if done is not None:
+            done()
+
+    return copy
+
+
+def _payload(source: Source, entry: Any) -> bytes:  # noqa: ANN401
+    """Return an object's bytes as `torch.save` would write them."""
+    if entry.json:
+        return tensors.object_payload(entry.json[0])
+    return read_object(source, entry)

@@ -1,0 +1,169 @@
+"""torch tensors as arrays of bits, and back. Nothing below this module imports torch."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dcp_zarr.dtypes import PACKED, DType, dtype_of
+from dcp_zarr.errors import UnsupportedTensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from dcp_zarr.region import Region
+
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def torch_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of that name."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)  # noqa: S101
+    return dtype
+
+
+def stored_dtype(tensor: torch.Tensor, fqn: str) -> DType:
+    """Return how a tensor is stored, or say why it cannot be.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        For sparse, quantised, meta and wrapper tensors, and for storage that was freed.
+    """
+    reason = None
+    if tensor.layout != torch.strided:
+        reason = f"has layout {tensor.layout}; convert it with to_dense()"
+    elif tensor.is_quantized:
+        reason = "is quantised; store int_repr() and its scales instead"
+    elif tensor.is_meta:
+        reason = "is on the meta device and has no values; materialise it first"
+    elif is_traceable_wrapper_subclass(tensor):
+        reason = f"is a {type(tensor).__name__}, which wraps other tensors; store those"
+    elif tensor.numel() and not tensor.untyped_storage().size():
+        reason = "has no storage any more; save it before it is freed"
+    if reason is not None:
+        raise UnsupportedTensorError(f"Tensor {fqn!r} {reason}, or drop it.", fqn=fqn)
+    return dtype_of(torch_name(tensor.dtype), fqn=fqn)
+
+
+def bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """View a CPU tensor as an array of bits that shares its memory, whatever its strides.
+
+    A tensor with a lazy conjugation or negation is resolved, which copies it.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    same_size = _SAME_SIZE.get(tensor.element_size())
+    if same_size is None:
+        return tensor.numpy()
+    array = tensor.view(same_size).numpy()
+    return array.view(f"u{tensor.element_size()}")
+
+
+def values_of(tensor: torch.Tensor, region: Region) -> Callable[[Region], NDArray[Any]]:
+    """Return a function that gives the bits of a region of the whole tensor.
+
+    Parameters
+    ----------
+    tensor
+        A rank's part of the whole tensor, on any device.
+    region
+        Where that part lies.
+    """
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        array = bits(tensor)
+        return lambda wanted: array[(*wanted.slices(region.offsets), ...)]
+
+    def from_device(wanted: Region) -> NDArray[Any]:
+        return bits(tensor[wanted.slices(region.offsets)].contiguous().cpu())
+
+    return from_device
+
+
+def writes_in_place(target: torch.Tensor, dtype: DType) -> bool:
+    """Say whether stored bits can be put into a target as they are."""
+    return (
+        target.device.type == "cpu"
+        and target.layout == torch.strided
+        and torch_name(target.dtype) == dtype.torch_name
+        and not (target.is_conj() or target.is_neg())
+    )
+
+
+def from_bits(array: NDArray[Any], name: str) -> torch.Tensor:
+    """Return a tensor of the dtype of that name that shares an array's memory."""
+    dtype = torch_dtype(name)
+    signed = f"i{array.itemsize}" if array.dtype.kind == "u" and array.itemsize > 1 else array.dtype
+    tensor = torch.from_numpy(array.view(signed))
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def widens(saved: torch.dtype, target: torch.dtype) -> bool:
+    """Say whether every value of one dtype has an equal value in another.
+
+    Examples
+    --------
+    >>> widens(torch.bfloat16, torch.float32), widens(torch.float32, torch.bfloat16)
+    (True, False)
+    >>> widens(torch.int32, torch.float32), widens(torch.bool, torch.int8)
+    (False, True)
+    """
+    if saved == target:
+        return True
+    if {torch_name(saved), torch_name(target)} & set(PACKED):
+        return False
+    if target.is_complex:
+        parts = {torch.complex32: torch.float16, torch.complex64: torch.float32}
+        return widens(parts.get(saved, saved), parts.get(target, torch.float64))
+    if saved.is_complex or target == torch.bool:
+        return False
+    if saved == torch.bool:
+        return not torch_name(target).startswith("float8_e8")
+    if target.is_floating_point:
+        return _float_holds(torch.finfo(target), saved)
+    if saved.is_floating_point:
+        return False
+    small, large = torch.iinfo(saved), torch.iinfo(target)
+    return large.min <= small.min and small.max <= large.max
+
+
+def _float_holds(target: torch.finfo, saved: torch.dtype) -> bool:
+    if not saved.is_floating_point:
+        return target.eps <= 2.0 ** (1 - torch.iinfo(saved).bits) and target.max >= torch.iinfo(saved).max
+    source = torch.finfo(saved)
+    return (
+        target.eps <= source.eps
+        and target.max >= source.max
+        and target.smallest_normal <= source.smallest_normal
+    )
+
+
+def object_value(payload: bytes | memoryview, *, weights_only: bool = True) -> Any:  # noqa: ANN401
+    """Return the object in what `torch.save` wrote.
+
+    Parameters
+    ----------
+    payload
+        The bytes.
+    weights_only
+        Refuse, with `pickle.UnpicklingError`, whatever could run code.
+    """
+    return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=weights_only)
+
+
+def object_payload(value: Any) -> bytes:  # noqa: ANN401
+    """Return an object as `torch.save` writes it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()

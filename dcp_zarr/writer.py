@@ -1,0 +1,371 @@
+"""`ZarrStorageWriter`: DCP's `StorageWriter` over the core. DCP's words end here."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pickle
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from dcp_zarr import coordinator, engine, metadata_words, pieces, tensors
+from dcp_zarr.codecs import CompressionOption, CompressionRules
+from dcp_zarr.containers.directory import DirectoryTarget
+from dcp_zarr.coordinator import SaveOptions
+from dcp_zarr.errors import OptionError, SaveError
+from dcp_zarr.layout import Assignment, LayoutOptions, object_layout
+from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.metadata_words import local_path
+from dcp_zarr.region import Region
+from dcp_zarr.schema import json_text
+
+if TYPE_CHECKING:
+
+    from numpy.typing import NDArray
+
+    from dcp_zarr.container import Sink
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What travels with a `SavePlan` to its rank: layout only, so that DCP may cache it."""
+
+    options: str
+    """Container and options by which the plan was made."""
+    rank: int
+    """Group rank."""
+    assignments: tuple[Assignment | str, ...]
+    """For each write item its layout; for an object, the path of its bytes."""
+
+
+class ZarrStorageWriter(StorageWriter):
+    """Saves a checkpoint as a Zarr v3 store.
+
+    Parameters
+    ----------
+    path
+        Where the checkpoint shall stand, on a file system that all ranks share. May be left out
+        where `dcp.save` is given a ``checkpoint_id``.
+    compression
+        ``"fast"``, ``"small"``, None, a numcodecs Blosc, Zstd or GZip, or a mapping from FQN
+        patterns to those; the first pattern that matches holds.
+    overwrite
+        Whether a dcp_zarr checkpoint at the path may be replaced. Anything else never is.
+    thread_count
+        Worker threads of this rank; by default its share of the cores.
+    memory_budget_bytes
+        Largest part of the save that passes through the coordinator's staging files.
+    read_chunk_bytes
+        Wanted size of the smallest part that can be read alone, uncompressed.
+    write_chunk_bytes
+        Largest size of one stored object, uncompressed.
+    sync_files
+        Make everything durable (fsync) before the checkpoint becomes visible.
+    dtype_encoding
+        ``"native"``; or ``"bits"`` to store bfloat16 and float8 as unsigned integers, which
+        readers without dcp_zarr can list.
+
+    Raises
+    ------
+    OptionError
+        If an option has a value that cannot be used.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed.checkpoint as dcp
+    >>> writer = ZarrStorageWriter("step-1.zarr", compression="small")
+    >>> _ = dcp.save({"w": torch.ones(4)}, storage_writer=writer, no_dist=True)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        compression: CompressionOption = "fast",
+        overwrite: bool = True,
+        thread_count: int | None = None,
+        memory_budget_bytes: int = 256 * _MIB,
+        read_chunk_bytes: int = _MIB,
+        write_chunk_bytes: int = 256 * _MIB,
+        sync_files: bool = True,
+        dtype_encoding: str = "native",
+    ) -> None:
+        super().__init__()
+        sizes = (memory_budget_bytes, read_chunk_bytes, write_chunk_bytes, thread_count or 1)
+        if min(sizes) < 1:
+            raise OptionError("thread_count and all sizes in bytes must be at least 1.")
+        if dtype_encoding not in ("native", "bits"):
+            raise OptionError(f"dtype_encoding={dtype_encoding!r} is neither 'native' nor 'bits'.")
+        layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes, memory_budget_bytes)
+        rules = CompressionRules.parse(compression)
+        self._options = SaveOptions(rules, layout, dtype_encoding)
+        self._overwrite = overwrite
+        self._thread_count = thread_count
+        self._sync_files = sync_files
+        self._target: DirectoryTarget | None = None
+        self._plans: list[SavePlan] = []
+        self._path = local_path(path)
+        self._save_id = str(uuid.uuid4())
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Where the checkpoint goes."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Say whether an id can be a path of this writer; DCP asks only its own writers."""
+        return "://" not in str(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another save. Called on all ranks, or never."""
+        if checkpoint_id is not None:
+            self._path = local_path(checkpoint_id)
+        self._save_id = str(uuid.uuid4())
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return what DCP records of the storage. Called on all ranks."""
+        return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ANN401
+        """Refuse what cannot be saved rightly. Called on all ranks.
+
+        Raises
+        ------
+        SaveError
+            With ``use_collectives=False``, or where no path was given.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise SaveError(
+                "dcp_zarr saves one checkpoint for all ranks and needs their plans; call dcp.save "
+                "without use_collectives=False."
+            )
+        if self._path is None:
+            raise SaveError("No path: give ZarrStorageWriter one, or dcp.save a checkpoint_id.")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leave a rank's plan as it is. Called on all ranks at once."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Map every write item to read chunks and pieces, and make room. Coordinator only.
+
+        Returns
+        -------
+        The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
+        """
+        planned, objects = metadata_words.tensor_plans(self._all_plans(plans), self._options)
+        layouts, paths = coordinator.plan_save(planned, objects, self._options)
+        self._target = self._new_target()
+        self._target.prepare()
+        mapped = []
+        for rank, plan in enumerate(plans):
+            assignments = tuple(
+                paths[item.index.fqn]
+                if item.type == WriteItemType.BYTE_IO
+                else Assignment(layouts[item.index.fqn], metadata_words.region(item))
+                for item in plan.items
+            )
+            rank_plan = RankPlan(self._description, rank, assignments)
+            mapped.append(dataclasses.replace(plan, storage_data=rank_plan) if plan.usable else plan)
+        return mapped
+
+    def _all_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Complete the plans where DCP's cache passes only those that changed."""
+        if all(plan.usable for plan in plans):
+            self._plans = plans
+        elif any(plan.usable for plan in plans):
+            if len(self._plans) != len(plans):
+                raise SaveError(
+                    "DCP's plan cache passes only what changed since a save by another writer. Keep "
+                    "one writer, or use DefaultSavePlanner(enable_plan_caching=False)."
+                )
+            pairs = zip(plans, self._plans, strict=True)
+            self._plans = [new if new.usable else old for new, old in pairs]
+        else:
+            return []
+        return self._plans
+
+    @property
+    def _description(self) -> str:
+        return f"zarr directory {self._options}"
+
+    def _new_target(self) -> DirectoryTarget:
+        assert self._path is not None  # noqa: S101
+        return DirectoryTarget(self._path, overwrite=self._overwrite, sync=self._sync_files)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's read chunks and stage its pieces and objects. Called on all ranks."""
+        future: Future[list[WriteResult]] = Future()
+        try:
+            rank_plan = self._checked(plan)
+            sink = self._new_target().open_sink(rank_plan.rank)
+            try:
+                future.set_result(_RankSave(plan, rank_plan, planner, sink, self).run())
+            finally:
+                sink.close()
+        except Exception:
+            logger.exception("Saving to %s failed on this rank.", self._path)
+            raise
+        return future
+
+    def _checked(self, plan: SavePlan) -> RankPlan:
+        rank_plan = plan.storage_data
+        if not plan.items and not isinstance(rank_plan, RankPlan):
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            return RankPlan(self._description, rank, ())
+        if not isinstance(rank_plan, RankPlan) or rank_plan.options != self._description:
+            made_by = getattr(rank_plan, "options", f"another writer ({rank_plan!r:.80})")
+            raise SaveError(
+                f"This rank's plan was made by {made_by}, but is to be written by "
+                f"{self._description}. Give all ranks the same options; with "
+                "DefaultSavePlanner(enable_plan_caching=True), use one kind of writer only."
+            )
+        return rank_plan
+
+    @property
+    def thread_count(self) -> int:
+        """Worker threads of this rank."""
+        return self._thread_count or engine.default_thread_count()
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Complete the checkpoint and make it visible. Coordinator only."""
+        assert self._target is not None  # noqa: S101
+        metadata.storage_meta = self.storage_meta()
+        metadata.storage_data = None
+        coordinator.complete(
+            self._target,
+            metadata_words.planned_tensors(metadata, self._options),
+            list(metadata.state_dict_metadata),
+            metadata_words.written(results, metadata),
+            self._options,
+            metadata_words.description(metadata, self._save_id),
+            thread_count=self.thread_count,
+        )
+
+
+class _RankSave:
+    """One rank's part of one save."""
+
+    def __init__(
+        self,
+        plan: SavePlan,
+        rank_plan: RankPlan,
+        planner: SavePlanner,
+        sink: Sink,
+        writer: ZarrStorageWriter,
+    ) -> None:
+        self._items = list(zip(plan.items, rank_plan.assignments, strict=True))
+        self._planner = planner
+        self._sink = sink
+        self._options = writer._options
+        self._thread_count = writer.thread_count
+        self._objects = pieces.ObjectStager(sink)
+        self._object_sizes: dict[int, int] = {}
+
+    def run(self) -> list[WriteResult]:
+        """Write everything; return a result for each item, in order."""
+        stored = engine.write(self._jobs(), self._sink, thread_count=self._thread_count)
+        results = []
+        for number, (item, assignment) in enumerate(self._items):
+            if isinstance(assignment, str):
+                results.append(WriteResult(item.index, self._object_sizes[number], None))
+            else:
+                done = coordinator.fingerprint(assignment), assignment.region.sizes
+                results.append(WriteResult(item.index, stored.get(number, 0), done))
+        return results
+
+    def _jobs(self) -> Iterator[engine.WriteJob]:
+        """Stage what the coordinator finishes; yield jobs for the rest."""
+        staged = 0
+        for number, (item, assignment) in enumerate(self._items):
+            if isinstance(assignment, str):
+                yield from self._object(number, item, assignment)
+                continue
+            values = _LazyValues(item, assignment, self._planner)
+            if assignment.pieces_nbytes:
+                pieces.stage_pieces(self._sink, staged, assignment, values)
+                staged += pieces.staged_nbytes(assignment)
+            array = assignment.array
+            codec = self._options.compression.codec(
+                array.fqn, array.itemsize, array.read_chunk_nbytes
+            )
+            if assignment.read_chunks.volume:
+                yield engine.WriteJob(array, codec, assignment.read_chunks, values, key=number)
+
+    def _object(self, number: int, item: WriteItem, path: str) -> Iterator[engine.WriteJob]:
+        """Stage a small object; yield the job for a large one."""
+        payload = self._planner.resolve_data(item).getbuffer()  # type: ignore[union-attr]
+        self._object_sizes[number] = len(payload)
+        if len(payload) > coordinator.MAX_PACKED_OBJECT_BYTES:
+            self._objects.add(number, pieces.ARRAY, b"", len(payload))
+            array = object_layout(item.index.fqn, path, len(payload))
+            codec = self._options.compression.codec(
+                OBJECTS_PATH, 1, coordinator.MAX_PACKED_OBJECT_BYTES
+            )
+            content = np.frombuffer(payload, np.uint8)
+            yield coordinator.bytes_job(array, content, codec)
+        elif (text := _as_json(payload)) is not None:
+            self._objects.add(number, pieces.JSON, text, len(text))
+        else:
+            self._objects.add(number, pieces.PAYLOAD, payload, len(payload))
+
+
+def _as_json(payload: memoryview) -> bytes | None:
+    """Return a pickled object as JSON, where JSON holds it exactly."""
+    try:
+        return json_text(tensors.object_value(payload))
+    except pickle.UnpicklingError:
+        return None
+
+
+class _LazyValues:
+    """The bits of one write item, resolved when the first are wanted."""
+
+    def __init__(self, item: WriteItem, assignment: Assignment, planner: SavePlanner) -> None:
+        self._item = item
+        self._assignment = assignment
+        self._planner = planner
+        self._lock = threading.Lock()
+        self._values: Any = None
+
+    def __call__(self, region: Region) -> NDArray[Any]:
+        with self._lock:
+            if self._values is None:
+                self._values = tensors.values_of(self._resolve(), self._assignment.region)
+        return self._values(region)  # type: ignore[no-any-return]
+
+    def _resolve(self) -> torch.Tensor:
+        fqn, region = self._assignment.array.fqn, self._assignment.region
+        tensor = self._planner.resolve_data(self._item)
+        assert isinstance(tensor, torch.Tensor)  # noqa: S101
+        assert self._item.tensor_data is not None  # noqa: S101
+        planned = self._item.tensor_data.properties.dtype
+        tensors.stored_dtype(tensor, fqn)
+        if tuple(tensor.shape) != region.sizes or tensor.dtype != planned:
+            raise SaveError(
+                f"Tensor {fqn!r} {region} was planned as {planned} of {region.sizes}, but is now "
+                f"{tensor.dtype} of {tuple(tensor.shape)}; do not change it during a save.",
+                fqn=fqn,
+                region=str(region),
+            )
+        return tensor
+
+
