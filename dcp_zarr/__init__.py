@@ -1,1 +1,78 @@
-"""x"""
+"""Distributed PyTorch checkpoints as Zarr v3 stores that any array reader opens.
+
+Names load when they are first used: ``import dcp_zarr`` and `open_checkpoint` import no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcp_zarr.api import LoadReport, load, load_into, save, storage_reader, storage_writer
+    from dcp_zarr.checkpoint import Checkpoint, LazyTensor, open_checkpoint
+    from dcp_zarr.errors import (
+        CheckpointExistsError,
+        CheckpointNotFoundError,
+        CorruptionError,
+        DcpZarrError,
+        FormatError,
+        IncompleteCheckpointError,
+        LayoutError,
+        OptionError,
+        SaveError,
+        TensorMismatchError,
+        TensorNotFoundError,
+        UnsupportedTensorError,
+    )
+    from dcp_zarr.reader import ZarrStorageReader
+    from dcp_zarr.region import Region
+    from dcp_zarr.writer import ZarrStorageWriter
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointExistsError",
+    "CheckpointNotFoundError",
+    "CorruptionError",
+    "DcpZarrError",
+    "FormatError",
+    "IncompleteCheckpointError",
+    "LayoutError",
+    "LazyTensor",
+    "LoadReport",
+    "OptionError",
+    "Region",
+    "SaveError",
+    "TensorMismatchError",
+    "TensorNotFoundError",
+    "UnsupportedTensorError",
+    "ZarrStorageReader",
+    "ZarrStorageWriter",
+    "load",
+    "load_into",
+    "open_checkpoint",
+    "save",
+    "storage_reader",
+    "storage_writer",
+]
+
+_MODULES = {
+    "api": ("LoadReport", "load", "load_into", "save", "storage_reader", "storage_writer"),
+    "checkpoint": ("Checkpoint", "LazyTensor", "open_checkpoint"),
+    "reader": ("ZarrStorageReader",),
+    "region": ("Region",),
+    "writer": ("ZarrStorageWriter",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import the module of a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"dcp_zarr.{_MODULE_OF.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

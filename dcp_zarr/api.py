@@ -1,0 +1,310 @@
+"""Saving and loading by path: the shortest way in and out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+from dcp_zarr import engine, tensors
+from dcp_zarr.checkpoint import read_object, select_entries
+from dcp_zarr.codecs import CompressionOption
+from dcp_zarr.containers.directory import DirectorySource
+from dcp_zarr.errors import OptionError, TensorNotFoundError
+from dcp_zarr.reader import ZarrStorageReader, target_jobs
+from dcp_zarr.region import Region
+from dcp_zarr.writer import ZarrStorageWriter
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import LoadPlan
+
+    from dcp_zarr.container import Source
+
+Path = str | os.PathLike[str]
+
+
+def storage_writer(path: Path, **options: Any) -> ZarrStorageWriter:  # noqa: ANN401
+    """Return the writer for a path, by its suffix; options are those of the writer.
+
+    Raises
+    ------
+    OptionError
+        If no writer of this release makes what the suffix says.
+    """
+    _check_suffix(path)
+    return ZarrStorageWriter(path, **options)
+
+
+def storage_reader(path: Path, **options: Any) -> ZarrStorageReader:  # noqa: ANN401
+    """Return the reader for a path, by its suffix; options are those of the reader.
+
+    Raises
+    ------
+    OptionError
+        If no reader of this release reads what the suffix says.
+    """
+    _check_suffix(path)
+    return ZarrStorageReader(path, **options)
+
+
+def _check_suffix(path: Path) -> None:
+    name = os.fspath(path).lower().rstrip("/")
+    if name.endswith((".zip", ".h5", ".hdf5", ".pt", ".safetensors")):
+        raise OptionError(
+            f"{os.fspath(path)!r} has the suffix of another format; dcp_zarr saves Zarr "
+            "directories. Choose a path that ends in .zarr."
+        )
+
+
+def save(
+    state_dict: dict[str, Any],
+    path: Path,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    compression: CompressionOption = "fast",
+    overwrite: bool = True,
+    thread_count: int | None = None,
+    sync_files: bool = True,
+    dtype_encoding: str = "native",
+) -> Metadata:
+    """Save a state dict as one checkpoint. All ranks call it.
+
+    Without a process group this process saves alone. Options are those of `ZarrStorageWriter`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = save({"w": torch.ones(4)}, "step-1.zarr")
+    """
+    writer = storage_writer(
+        path,
+        compression=compression,
+        overwrite=overwrite,
+        thread_count=thread_count,
+        sync_files=sync_files,
+        dtype_encoding=dtype_encoding,
+    )
+    metadata: Metadata = dcp.save(
+        state_dict, storage_writer=writer, process_group=process_group, no_dist=_alone()
+    )
+    return metadata
+
+
+def _alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized())
+
+
+def load(
+    path: Path,
+    pattern: str = "",
+    *,
+    flat: bool = False,
+    weights_only: bool = True,
+    thread_count: int | None = None,
+) -> dict[str, Any]:
+    """Load a checkpoint, or a part of it, into new CPU tensors. No model and no process group.
+
+    Parameters
+    ----------
+    path
+        The checkpoint.
+    pattern
+        Name or pattern of what to load; all by default. Nothing else is read.
+    flat
+        Return a flat dict by FQN rather than nested as it was saved.
+    weights_only
+        Refuse objects whose unpickling could run code. Turn off for checkpoints you trust.
+    thread_count
+        Worker threads; by default this process' share of the cores.
+
+    Returns
+    -------
+    The state dict; FQNs stay whole, so ``load(path, "model")`` has one key ``"model"``.
+
+    Raises
+    ------
+    TensorNotFoundError
+        If the pattern selects nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = save({"model": {"w": torch.ones(2)}, "step": 7}, "step-1.zarr")
+    >>> load("step-1.zarr")
+    {'model': {'w': tensor([1., 1.])}, 'step': 7}
+    >>> load("step-1.zarr", "model", flat=True)
+    {'model.w': tensor([1., 1.])}
+    """
+    source = DirectorySource(path)
+    try:
+        values = _load_selected(source, pattern, weights_only=weights_only, threads=thread_count)
+        if flat:
+            return values
+        planner_data = source.schema.planner_data or {}
+        return _nested({planner_data.get(fqn, (fqn,)): value for fqn, value in values.items()})
+    finally:
+        source.close()
+
+
+def _load_selected(
+    source: Source, pattern: str, *, weights_only: bool, threads: int | None
+) -> dict[str, Any]:
+    selected = select_entries(source, pattern)
+    tensor_entries, objects = source.schema.tensors, source.schema.objects
+    values: dict[str, Any] = {}
+    jobs = []
+    for fqn in selected:
+        if fqn in tensor_entries:
+            entry = tensor_entries[fqn]
+            values[fqn] = torch.empty(
+                entry.array.shape, dtype=tensors.torch_dtype(entry.dtype.torch_name)
+            )
+            region = Region.whole(entry.array.shape)
+            jobs += list(target_jobs(entry, region, values[fqn], done=None))
+        else:
+            values[fqn] = _object(source, objects[fqn], weights_only=weights_only)
+    for _ in engine.read(jobs, source, thread_count=threads or engine.default_thread_count()):
+        pass
+    return values
+
+
+def _object(source: Source, entry: Any, *, weights_only: bool) -> Any:  # noqa: ANN401
+    if entry.json:
+        return entry.json[0]
+    return tensors.object_value(read_object(source, entry), weights_only=weights_only)
+
+
+class _Branch(dict[str | int, Any]):
+    """A dict or list of the nested state dict; a leaf may be a plain dict or list itself."""
+
+    def grown(self) -> Any:  # noqa: ANN401
+        """Return this branch as the dict or list that it was."""
+        items = {k: v.grown() if isinstance(v, _Branch) else v for k, v in self.items()}
+        if not items or not all(type(key) is int for key in items):
+            return items
+        return [items.get(number) for number in range(max(map(int, items)) + 1)]
+
+
+def _nested(values: Mapping[tuple[str | int, ...], Any]) -> Any:  # noqa: ANN401
+    """Put values where their keys say: text keys make dicts, integer keys lists."""
+    root = _Branch()
+    for keys, value in values.items():
+        branch = root
+        for key in keys[:-1]:
+            branch = branch.setdefault(key, _Branch())
+        branch[keys[-1]] = value
+    return root.grown()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did; names are FQNs in the checkpoint."""
+
+    loaded: tuple[str, ...]
+    """Entries that were loaded."""
+    missing: tuple[str, ...]
+    """Wanted by the target, but not in the checkpoint; left as they were."""
+    unexpected: tuple[str, ...]
+    """In that part of the checkpoint, but not wanted by the target."""
+
+
+def load_into(
+    target: torch.nn.Module | MutableMapping[str, Any],
+    path: Path,
+    prefix: str = "",
+    *,
+    strict: bool = True,
+    allow_cast: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    thread_count: int | None = None,
+) -> LoadReport:
+    """Load a part of a checkpoint into a module or a state dict, in place. All ranks call it.
+
+    Parameters
+    ----------
+    target
+        A module, sharded or not, or a state dict whose tensors are filled.
+    path
+        The checkpoint.
+    prefix
+        Where in the checkpoint the target's entries stand, such as ``"model"``.
+    strict
+        Raise, before anything is changed, where names are missing or unexpected.
+    allow_cast
+        Whether values may be rounded into a narrower dtype.
+    process_group
+        Group whose ranks call this together; the default group if there is one.
+    thread_count
+        Worker threads; by default this process' share of the cores.
+
+    Raises
+    ------
+    TensorNotFoundError
+        If `strict`, and names are missing or unexpected.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = save({"model": torch.nn.Linear(2, 1).state_dict()}, "step-1.zarr")
+    >>> load_into(torch.nn.Linear(2, 1), "step-1.zarr", "model").loaded
+    ('model.weight', 'model.bias')
+    """
+    is_module = isinstance(target, torch.nn.Module)
+    wanted = target.state_dict() if isinstance(target, torch.nn.Module) else target
+    planner = _ReportingPlanner(prefix, strict=strict, where=os.fspath(path))
+    reader = storage_reader(path, allow_cast=allow_cast, thread_count=thread_count)
+    state_dict: Any = {prefix: wanted} if prefix else wanted
+    dcp.load(
+        state_dict,
+        storage_reader=reader,
+        planner=planner,
+        process_group=process_group,
+        no_dist=_alone(),
+    )
+    if is_module and any(not isinstance(value, torch.Tensor) for value in wanted.values()):
+        target.load_state_dict(wanted, strict=False)  # type: ignore[union-attr]
+    assert planner.report is not None  # noqa: S101
+    return planner.report
+
+
+class _ReportingPlanner(DefaultLoadPlanner):
+    """DCP's planner, comparing names before it plans."""
+
+    def __init__(self, prefix: str, *, strict: bool, where: str) -> None:
+        super().__init__(allow_partial_load=not strict)
+        self._prefix = prefix
+        self._where = where
+        self.report: LoadReport | None = None
+
+    def create_local_plan(self) -> LoadPlan:
+        """Compare names, then plan. Called on all ranks."""
+        assert self.metadata is not None  # noqa: S101
+        stored = self.metadata.state_dict_metadata
+        below = [fqn for fqn in stored if not self._prefix or fqn.startswith(self._prefix + ".")]
+        wanted = self.state_dict
+        self.report = LoadReport(
+            loaded=tuple(fqn for fqn in wanted if fqn in stored),
+            missing=tuple(fqn for fqn in wanted if fqn not in stored),
+            unexpected=tuple(fqn for fqn in below if fqn not in wanted),
+        )
+        if not self.allow_partial_load and (self.report.missing or self.report.unexpected):
+            raise TensorNotFoundError(
+                f"The target and {self._where!r} differ. Missing in the checkpoint: "
+                f"{_some(self.report.missing)}. Not wanted by the target: "
+                f"{_some(self.report.unexpected)}. Pass strict=False to load the rest."
+            )
+        return super().create_local_plan()
+
+
+def _some(fqns: tuple[str, ...]) -> str:
+    shown = ", ".join(map(repr, fqns[:3]))
+    if not fqns:
+        return "none"
+    return f"{len(fqns)}, such as {shown}" if len(fqns) > 3 else shown  # noqa: PLR2004
