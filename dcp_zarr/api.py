@@ -14,8 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from dcp_zarr import engine, tensors
 from dcp_zarr.checkpoint import read_object, select_entries
-from dcp_zarr.codecs import CompressionOption
-from dcp_zarr.containers.directory import DirectorySource
+from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import OptionError, TensorNotFoundError
 from dcp_zarr.reader import ZarrStorageReader, target_jobs
 from dcp_zarr.region import Region
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlan
 
+    from dcp_zarr.codecs import CompressionOption
     from dcp_zarr.container import Source
+    from dcp_zarr.schema import ObjectEntry
 
 Path = str | os.PathLike[str]
 
@@ -167,7 +168,7 @@ def _load_selected(
                 entry.array.shape, dtype=tensors.torch_dtype(entry.dtype.torch_name)
             )
             region = Region.whole(entry.array.shape)
-            jobs += list(target_jobs(entry, region, values[fqn], done=None))
+            jobs += list(target_jobs(entry, region, values[fqn], done=lambda: None))
         else:
             values[fqn] = _object(source, objects[fqn], weights_only=weights_only)
     for _ in engine.read(jobs, source, thread_count=threads or engine.default_thread_count()):
@@ -175,7 +176,7 @@ def _load_selected(
     return values
 
 
-def _object(source: Source, entry: Any, *, weights_only: bool) -> Any:  # noqa: ANN401
+def _object(source: Source, entry: ObjectEntry, *, weights_only: bool) -> Any:  # noqa: ANN401
     if entry.json:
         return entry.json[0]
     return tensors.object_value(read_object(source, entry), weights_only=weights_only)
@@ -192,7 +193,7 @@ class _Branch(dict[str | int, Any]):
         return [items.get(number) for number in range(max(map(int, items)) + 1)]
 
 
-def _nested(values: Mapping[tuple[str | int, ...], Any]) -> Any:  # noqa: ANN401
+def _nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
     """Put values where their keys say: text keys make dicts, integer keys lists."""
     root = _Branch()
     for keys, value in values.items():
@@ -200,7 +201,8 @@ def _nested(values: Mapping[tuple[str | int, ...], Any]) -> Any:  # noqa: ANN401
         for key in keys[:-1]:
             branch = branch.setdefault(key, _Branch())
         branch[keys[-1]] = value
-    return root.grown()
+    grown: dict[str, Any] = root.grown()
+    return grown
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from math import prod
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from dcp_zarr import display, engine, names
-from dcp_zarr.containers.directory import DirectorySource
+from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import OptionError, TensorNotFoundError
 from dcp_zarr.region import Region, Shape
 
@@ -119,7 +119,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def _repr_html_(self) -> str:
         """Draw the tree as HTML."""
-        return self.tree()._repr_html_()  # noqa: SLF001
+        return self.tree()._repr_html_()
 
     def _ipython_key_completions_(self) -> list[str]:
         """Complete names in a notebook."""
@@ -144,7 +144,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """Let go of files; what was not read cannot be read any more."""
         self._source.close()
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         """Return the checkpoint itself."""
         return self
 
@@ -283,9 +283,7 @@ class LazyTensor:
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""
-        return display.Row(
-            self.fqn, self.torch_dtype, self.shape, self.nbytes, self.stored_nbytes
-        )
+        return display.Row(self.fqn, self.torch_dtype, self.shape, self.nbytes, self.stored_nbytes)
 
     def __repr__(self) -> str:
         """Describe the tensor; nothing is read."""
@@ -296,9 +294,7 @@ class LazyTensor:
         )
 
 
-def _bounding_region(
-    index: Index, shape: Shape, fqn: str
-) -> tuple[Region, tuple[AxisIndex, ...]]:
+def _bounding_region(index: Index, shape: Shape, fqn: str) -> tuple[Region, tuple[AxisIndex, ...]]:
     """Return the smallest region that holds an index, and the index within that region."""
     parts = index if isinstance(index, tuple) else (index,)
     axes_used = sum(part is not None and part is not ... for part in parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numcodecs
 from crc32c import crc32c
@@ -30,8 +30,8 @@ _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _ALLOWED = "'fast', 'small', None, or numcodecs' Blosc, Zstd or GZip"
 
 CompressionName = Literal["fast", "small"]
-Compression = CompressionName | numcodecs.abc.Codec | None
-CompressionOption = Compression | Mapping[str, Compression]
+Compression: TypeAlias = CompressionName | numcodecs.abc.Codec | None
+CompressionOption: TypeAlias = Compression | Mapping[str, Compression]
 
 
 def checksum(stored: Any) -> bytes:  # noqa: ANN401

@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 from dcp_zarr.errors import SaveError
+from dcp_zarr.local_files import sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -109,24 +110,6 @@ def exchange(first: Path, second: Path) -> bool:
     if code in _CANNOT_EXCHANGE:
         return False
     raise OSError(code, os.strerror(code), str(second))
-
-
-def sync_directory(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> None:
-    """Make a directory's entries durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
-    try:
-        sync_file(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_file(fd: int) -> None:
-    """Make a file durable; file systems that have no such act are left alone."""
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the coordinator of a save does: decide all layouts before, and complete the checkpoint after.
+"""What the coordinator of a save does: decide all layouts first, complete the checkpoint last.
 
 Both are functions of what every rank knows or returned; no trainer's and no container's words.
 """
@@ -9,6 +9,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -214,8 +215,8 @@ def _assignments(
         assignment = Assignment(layouts[item.fqn], item.region)
         if fingerprint(assignment) != item.fingerprint:
             raise SaveError(
-                f"Rank {rank} wrote tensor {item.fqn!r} {item.region} by an outdated plan; the save "
-                "is given up. Use DefaultSavePlanner(enable_plan_caching=False), or save again.",
+                f"Rank {rank} wrote tensor {item.fqn!r} {item.region} by an outdated plan; the "
+                "save is given up. Use DefaultSavePlanner(enable_plan_caching=False).",
                 fqn=item.fqn,
                 region=str(item.region),
                 rank=rank,
@@ -241,7 +242,9 @@ def _check_complete(
                 )
     for fqn in objects:
         if (fqn, None) not in done:
-            raise SaveError(f"Object {fqn!r} was written by no rank; the save is given up.", fqn=fqn)
+            raise SaveError(
+                f"Object {fqn!r} was written by no rank: the save is given up.", fqn=fqn
+            )
 
 
 def _check_placed(
@@ -275,7 +278,7 @@ def _cut_jobs(
                 array,
                 codec,
                 one,
-                lambda box, staged=staged, dtype=dtype: pieces.assemble(target, staged, box, dtype),
+                partial(pieces.assemble, target, staged, dtype),
                 key=fqn,
             )
 

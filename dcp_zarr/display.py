@@ -1,4 +1,4 @@
-"""Tables and trees of a checkpoint's entries, as text and as HTML. Knows no tensors and no files."""
+"""The tree of a checkpoint's entries, as text and as HTML. Knows no tensors and no files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import prod
+from typing import TYPE_CHECKING
 
-from dcp_zarr.region import Shape
+if TYPE_CHECKING:
+    from dcp_zarr.region import Shape
 
 _UNIT = 1024
 _MAX_REPR_LINES = 24

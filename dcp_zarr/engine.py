@@ -216,7 +216,7 @@ def encode_read_chunk(job: WriteJob, read_chunk: Shape) -> Sequence[Buffer]:
 
 def flat(values: NDArray[Any]) -> memoryview:
     """Return the bytes of a C-contiguous array, without a copy."""
-    return memoryview(values.reshape(-1).view("u1"))
+    return values.reshape(-1).view("u1").data
 
 
 def _read_task(parts: list[_Part], source: Source) -> None:
@@ -227,11 +227,11 @@ def _read_task(parts: list[_Part], source: Source) -> None:
             with source.open_object(part.job.array, part.write_chunk) as stored:
                 _read_part(part, stored)
         except CorruptionError as error:
-            job = part.job
+            fqn, region = part.job.array.fqn, str(part.job.region)
             raise CorruptionError(
-                f"Tensor {job.array.fqn!r} {job.region} in {source.where!r} cannot be read. {error}",
-                fqn=job.array.fqn,
-                region=str(job.region),
+                f"Tensor {fqn!r} {region} in {source.where!r} cannot be read: {error}",
+                fqn=fqn,
+                region=region,
                 path=source.where,
             ) from error
 
@@ -301,7 +301,7 @@ def _destination(job: ReadJob, read_chunk: Shape) -> NDArray[Any] | None:
     box = array.read_grid.box(read_chunk)
     if box.sizes != array.read_chunk_shape or box.intersection(job.region) != box:
         return None
-    out = job.out[(*box.slices(job.region.offsets), ...)]
+    out = job.out[box.index(job.region.offsets)]
     return out if out.flags.c_contiguous else None
 
 
@@ -322,4 +322,4 @@ def _decode(job: ReadJob, read_chunk: Shape, encoded: memoryview) -> None:
     whole = whole.reshape(array.read_chunk_shape)
     job.codec.decode(encoded, whole)
     wanted = box.intersection(job.region)
-    job.out[(*wanted.slices(job.region.offsets), ...)] = whole[wanted.slices(box.offsets)]
+    job.out[wanted.index(job.region.offsets)] = whole[wanted.index(box.offsets)]

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp_zarr import tensors
 from dcp_zarr.coordinator import Description, SaveOptions, TensorPlan, Written
@@ -26,6 +25,9 @@ from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import OptionError, SaveError, UnsupportedTensorError
 from dcp_zarr.region import Region, Tiling
 from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import WriteResult
 
 _DEFAULT_PROPERTIES = {
     "layout": "strided",
@@ -100,7 +102,7 @@ def _tensor_plan(
     }
     if described["layout"] != "strided":
         raise UnsupportedTensorError(
-            f"Tensor {fqn!r} has layout {properties.layout}; convert it with to_dense(), or drop it.",
+            f"Tensor {fqn!r} has layout {properties.layout}; use to_dense(), or drop it.",
             fqn=fqn,
         )
     name = tensors.torch_name(properties.dtype)
@@ -133,8 +135,7 @@ def description(metadata: Metadata, save_id: str) -> Description:
     """
     planner_data = metadata.planner_data
     flat = planner_data is None or (
-        isinstance(planner_data, dict)
-        and all(_is_path(keys) for keys in planner_data.values())
+        isinstance(planner_data, dict) and all(_is_path(keys) for keys in planner_data.values())
     )
     if not flat:
         raise SaveError(
@@ -183,7 +184,6 @@ def _tensor_metadata(entry: TensorEntry) -> TensorStorageMetadata:
         pin_memory=described["pin_memory"],
     )
     boxes = [
-        ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-        for box in entry.tiling
+        ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in entry.tiling
     ]
     return TensorStorageMetadata(properties, torch.Size(entry.array.shape), boxes)

@@ -131,7 +131,7 @@ def parents(paths: Iterable[str]) -> list[str]:
     found: set[str] = set()
     for path in paths:
         while "/" in path:
-            path = path.rpartition("/")[0]  # noqa: PLW2901
+            path = path.rpartition("/")[0]
             if path in found:
                 break
             found.add(path)

@@ -97,7 +97,7 @@ def find_pieces(
 
 
 def assemble(
-    target: Target, pieces: Sequence[StagedPiece], box: Region, dtype: np.dtype[Any]
+    target: Target, pieces: Sequence[StagedPiece], dtype: np.dtype[Any], box: Region
 ) -> NDArray[Any]:
     """Put a cut read chunk together from its pieces. Coordinator only.
 
@@ -107,10 +107,10 @@ def assemble(
         Where the ranks staged them.
     pieces
         Of this read chunk, from all ranks.
-    box
-        The read chunk, clipped to the tensor.
     dtype
         Dtype of the bits.
+    box
+        The read chunk, clipped to the tensor.
 
     Raises
     ------
@@ -181,5 +181,3 @@ def staged_objects(target: Target, rank: int) -> Iterator[StagedObject]:
         _verify(content, crc, rank, target)
         offset += size
         yield StagedObject(item, kind, nbytes, content)
-
-

@@ -7,7 +7,8 @@ import io
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,14 +20,16 @@ from torch.futures import Future
 
 from dcp_zarr import engine, metadata_words, tensors
 from dcp_zarr.checkpoint import read_object
-from dcp_zarr.containers.directory import DirectorySource
+from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
 from dcp_zarr.metadata_words import local_path
 from dcp_zarr.region import Grid, Region, coordinates
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import TensorEntry
+    from dcp_zarr.schema import ObjectEntry, TensorEntry
 
 logger = logging.getLogger(__name__)
 
@@ -109,17 +112,18 @@ class ZarrStorageReader(StorageReader):
                 "No path: give ZarrStorageReader one, or dcp.load a checkpoint_id."
             )
         self._source = DirectorySource(self._path)
-        metadata = metadata_words.metadata_from(self._source.schema)
-        if metadata.storage_meta is not None:
-            self._saved_meta = metadata.storage_meta
-        return metadata
+        return metadata_words.metadata_from(self._source.schema)
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what DCP records of the storage."""
         return StorageMeta(checkpoint_id=self._path, load_id=self._load_id)
 
     def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any  # noqa: FBT001, ANN401
+        self,
+        metadata: Metadata,
+        is_coordinator: bool,  # noqa: FBT001
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Note that a load begins. Called on all ranks."""
 
@@ -160,15 +164,17 @@ class ZarrStorageReader(StorageReader):
     def _read(self, plan: LoadPlan, planner: LoadPlanner, source: Source) -> None:
         if plan.storage_data not in (None, source.schema.save_id):
             raise CorruptionError(
-                f"{self._path!r} was replaced while it was being loaded: ranks see different saves. "
-                "Load it again.",
+                f"{self._path!r} was replaced while it was being loaded: ranks see different "
+                "saves. Load it again.",
                 path=self._path,
             )
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 entry = source.schema.objects[item.storage_index.fqn]
                 planner.load_bytes(item, io.BytesIO(_payload(source, entry)))
-        jobs = self._jobs([i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source)
+        jobs = self._jobs(
+            [i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source
+        )
         threads = self._thread_count or engine.default_thread_count()
         for job in engine.read(jobs, source, thread_count=threads):
             job.key()
@@ -184,7 +190,7 @@ class ZarrStorageReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             self._check_target(target, entry, region)
             yield from target_jobs(
-                entry, region, target, done=lambda i=item, t=target: planner.commit_tensor(i, t)
+                entry, region, target, done=partial(planner.commit_tensor, item, target)
             )
 
     def _check_target(self, target: torch.Tensor, entry: TensorEntry, region: Region) -> None:
@@ -219,7 +225,7 @@ def _region(item: ReadItem) -> Region:
 
 
 def target_jobs(
-    entry: TensorEntry, region: Region, target: torch.Tensor, done: Any  # noqa: ANN401
+    entry: TensorEntry, region: Region, target: torch.Tensor, done: Callable[[], None]
 ) -> Iterator[engine.ReadJob]:
     """Yield the jobs that fill a target tensor; the key of each is to be called when it is read.
 
@@ -232,10 +238,14 @@ def target_jobs(
     slabs = list(_slabs(region, entry.array.itemsize))
     for number, slab in enumerate(slabs, start=1):
         out = np.empty(slab.sizes, entry.dtype.bits)
-        finish = done if number == len(slabs) else None
-        part = target[slab.slices(region.offsets)] if slab.sizes else target
+        part = target[slab.index(region.offsets)]
+        finish = done if number == len(slabs) else _nothing
         yield engine.ReadJob(
-            entry.array, entry.codec, slab, out, key=_copy(out, part, entry.dtype.torch_name, finish)
+            entry.array,
+            entry.codec,
+            slab,
+            out,
+            key=_copy(out, part, entry.dtype.torch_name, finish),
         )
 
 
@@ -253,17 +263,22 @@ def _slabs(region: Region, itemsize: int) -> Iterator[Region]:
         yield Region(offsets, box.sizes)
 
 
-def _copy(out: Any, part: torch.Tensor, name: str, done: Any) -> Any:  # noqa: ANN401
+def _copy(
+    out: NDArray[Any], part: torch.Tensor, name: str, done: Callable[[], None]
+) -> Callable[[], None]:
     def copy() -> None:
         with torch.no_grad():
             part.copy_(tensors.from_bits(out, name))
-        if done is not None:
-            done()
+        done()
 
     return copy
 
 
-def _payload(source: Source, entry: Any) -> bytes:  # noqa: ANN401
+def _nothing() -> None:
+    """Do nothing: more of the same target is to come."""
+
+
+def _payload(source: Source, entry: ObjectEntry) -> bytes:
     """Return an object's bytes as `torch.save` would write them."""
     if entry.json:
         return tensors.object_payload(entry.json[0])

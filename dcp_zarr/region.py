@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,6 +60,13 @@ class Region:
         starts = tuple(map(max, self.offsets, other.offsets))
         ends = tuple(map(min, self.ends, other.ends))
         return Region(starts, tuple(max(e - s, 0) for s, e in zip(starts, ends, strict=True)))
+
+    def index(self, origin: Shape | None = None) -> Any:  # noqa: ANN401
+        """Return the index that views this region of an array that starts at `origin`.
+
+        It ends with an ellipsis, so that an array without axes gives a view and no scalar.
+        """
+        return (*self.slices(origin), ...)
 
     def slices(self, origin: Shape | None = None) -> tuple[slice, ...]:
         """Return the slices that select this region from an array that starts at `origin`."""

@@ -7,27 +7,23 @@ contract. Reading checks everything that is used later, so a damaged schema is a
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
-from math import isfinite, prod
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from dcp_zarr.canonical_json import Json, digest, tiling_from_json, tiling_to_json
 from dcp_zarr.codecs import Codec
 from dcp_zarr.dtypes import DType, dtype_of
 from dcp_zarr.errors import CorruptionError, DcpZarrError, FormatError
 from dcp_zarr.layout import ArrayLayout
 from dcp_zarr.names import OBJECTS_PATH
-from dcp_zarr.region import Region, Shape, Tiling
+
+if TYPE_CHECKING:
+    from dcp_zarr.region import Tiling
 
 FORMAT_VERSION = 1
 """Version of the bytes that this release writes, and the newest that it reads."""
 
-_MAX_JSON_DEPTH = 32
-
-Json = Any
 Keys = tuple[str | int, ...]
 Value = TypeVar("Value")
 
@@ -179,60 +175,6 @@ class Schema:
         return _read(lambda: _schema_from_json(content), where)
 
 
-def canonical(value: Json) -> bytes:
-    """Return a JSON value as bytes: sorted keys, no white space, ASCII.
-
-    Raises
-    ------
-    ValueError
-        If the value holds NaN or an infinity, which strict JSON has no words for.
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def digest(value: Json) -> str:
-    """Return the SHA-256 of a JSON value in canonical form, in hex."""
-    return hashlib.sha256(canonical(value)).hexdigest()
-
-
-def json_text(value: Json) -> bytes | None:
-    """Return an object as JSON, or None where JSON does not hold it exactly.
-
-    Held exactly are None, booleans, integers of 64 bits, finite floats, text, and lists and
-    dictionaries of these with text as keys; of these types themselves, and no list or dictionary
-    in two places.
-
-    Examples
-    --------
-    >>> json_text({"lr": 0.1, "betas": [0.9, 0.95]})
-    b'{"lr":0.1,"betas":[0.9,0.95]}'
-    >>> json_text((1, 2)) is None, json_text({1: 2}) is None, json_text(float("nan")) is None
-    (True, True, True)
-    """
-    if not _is_json(value, set(), depth=0):
-        return None
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _is_json(value: Json, seen: set[int], depth: int) -> bool:
-    kind = type(value)
-    if value is None or kind is bool:
-        return True
-    if kind is int:
-        return bool(-(2**63) <= value < 2**64)
-    if kind is float:
-        return isfinite(value)
-    if kind is str:
-        return not any("\ud800" <= character <= "\udfff" for character in value)
-    if kind not in (list, dict) or id(value) in seen or depth > _MAX_JSON_DEPTH:
-        return False
-    seen.add(id(value))
-    if kind is dict and not all(type(key) is str and _is_json(key, seen, depth) for key in value):
-        return False
-    inner = value.values() if kind is dict else value
-    return all(_is_json(item, seen, depth + 1) for item in inner)
-
-
 def properties_to_json(entry: TensorEntry) -> dict[str, Json]:
     """Return what an array's attribute ``dcp_zarr`` says of its tensor."""
     return {
@@ -241,40 +183,6 @@ def properties_to_json(entry: TensorEntry) -> dict[str, Json]:
         "properties": dict(entry.properties),
         "tiling": tiling_to_json(entry.tiling),
     }
-
-
-def tiling_to_json(tiling: Tiling) -> Json:
-    """Describe regions compactly: a step and a count on each axis, or a list where no grid.
-
-    Examples
-    --------
-    >>> tiling_to_json(Tiling.of((10, 4), [Region((k, 0), (min(3, 10 - k), 4)) for k in (0, 3, 6, 9)]))
-    {'step': [3, 4], 'count': [4, 1]}
-    """
-    if len(tiling):
-        step = [max(n, 1) for n in tiling.sizes.max(axis=0).tolist()]
-        count = (tiling.offsets.max(axis=0) // step + 1).tolist()
-        compact = {"step": step, "count": count}
-        if prod(count) == len(tiling) and list(_grid_regions(tiling.shape, compact)) == list(tiling):
-            return compact
-    return {"offsets": tiling.offsets.tolist(), "sizes": tiling.sizes.tolist()}
-
-
-def tiling_from_json(shape: Shape, value: Json) -> Tiling:
-    """Read what `tiling_to_json` wrote."""
-    if "step" in value:
-        return Tiling.of(shape, list(_grid_regions(shape, value)))
-    pairs = zip(value["offsets"], value["sizes"], strict=True)
-    return Tiling.of(shape, [Region(tuple(o), tuple(s)) for o, s in pairs])
-
-
-def _grid_regions(shape: Shape, compact: Mapping[str, list[int]]) -> Iterator[Region]:
-    """Yield a grid's regions in C order, each clipped to the tensor; those beyond are empty."""
-    for position in product(*map(range, compact["count"])):
-        starts = [p * s for p, s in zip(position, compact["step"], strict=True)]
-        offsets = tuple(map(min, starts, shape))
-        sizes = (min(s, n - o) for s, n, o in zip(compact["step"], shape, offsets, strict=True))
-        yield Region(offsets, tuple(sizes))
 
 
 def _index(codecs: list[Json], codec: Json) -> int:

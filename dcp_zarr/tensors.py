@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def torch_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name without ``torch.``."""
-    return str(dtype).removeprefix("torch.")
+def torch_name(constant: torch.dtype | torch.layout | torch.memory_format) -> str:
+    """Return the name of one of torch's constants, without ``torch.``."""
+    return str(constant).removeprefix("torch.")
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -48,13 +48,17 @@ def stored_dtype(tensor: torch.Tensor, fqn: str) -> DType:
         reason = "is quantised; store int_repr() and its scales instead"
     elif tensor.is_meta:
         reason = "is on the meta device and has no values; materialise it first"
-    elif is_traceable_wrapper_subclass(tensor):
+    elif _wraps(tensor):
         reason = f"is a {type(tensor).__name__}, which wraps other tensors; store those"
     elif tensor.numel() and not tensor.untyped_storage().size():
         reason = "has no storage any more; save it before it is freed"
     if reason is not None:
         raise UnsupportedTensorError(f"Tensor {fqn!r} {reason}, or drop it.", fqn=fqn)
     return dtype_of(torch_name(tensor.dtype), fqn=fqn)
+
+
+def _wraps(tensor: object) -> bool:
+    return is_traceable_wrapper_subclass(tensor)
 
 
 def bits(tensor: torch.Tensor) -> NDArray[Any]:
@@ -83,10 +87,10 @@ def values_of(tensor: torch.Tensor, region: Region) -> Callable[[Region], NDArra
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
         array = bits(tensor)
-        return lambda wanted: array[(*wanted.slices(region.offsets), ...)]
+        return lambda wanted: array[wanted.index(region.offsets)]
 
     def from_device(wanted: Region) -> NDArray[Any]:
-        return bits(tensor[wanted.slices(region.offsets)].contiguous().cpu())
+        return bits(tensor[wanted.index(region.offsets)].contiguous().cpu())
 
     return from_device
 
@@ -140,7 +144,10 @@ def widens(saved: torch.dtype, target: torch.dtype) -> bool:
 
 def _float_holds(target: torch.finfo, saved: torch.dtype) -> bool:
     if not saved.is_floating_point:
-        return target.eps <= 2.0 ** (1 - torch.iinfo(saved).bits) and target.max >= torch.iinfo(saved).max
+        return (
+            target.eps <= 2.0 ** (1 - torch.iinfo(saved).bits)
+            and target.max >= torch.iinfo(saved).max
+        )
     source = torch.finfo(saved)
     return (
         target.eps <= source.eps

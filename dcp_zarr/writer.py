@@ -5,54 +5,27 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import pickle
-import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dcp_zarr import coordinator, engine, metadata_words, pieces, tensors
+from dcp_zarr import coordinator, engine, metadata_words
 from dcp_zarr.codecs import CompressionOption, CompressionRules
-from dcp_zarr.containers.directory import DirectoryTarget
+from dcp_zarr.containers.directory_target import DirectoryTarget
 from dcp_zarr.coordinator import SaveOptions
 from dcp_zarr.errors import OptionError, SaveError
-from dcp_zarr.layout import Assignment, LayoutOptions, object_layout
-from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.layout import Assignment, LayoutOptions
 from dcp_zarr.metadata_words import local_path
-from dcp_zarr.region import Region
-from dcp_zarr.schema import json_text
-
-if TYPE_CHECKING:
-
-    from numpy.typing import NDArray
-
-    from dcp_zarr.container import Sink
+from dcp_zarr.rank_save import RankPlan, RankSave
 
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlan:
-    """What travels with a `SavePlan` to its rank: layout only, so that DCP may cache it."""
-
-    options: str
-    """Container and options by which the plan was made."""
-    rank: int
-    """Group rank."""
-    assignments: tuple[Assignment | str, ...]
-    """For each write item its layout; for an object, the path of its bytes."""
 
 
 class ZarrStorageWriter(StorageWriter):
@@ -184,7 +157,9 @@ class ZarrStorageWriter(StorageWriter):
                 for item in plan.items
             )
             rank_plan = RankPlan(self._description, rank, assignments)
-            mapped.append(dataclasses.replace(plan, storage_data=rank_plan) if plan.usable else plan)
+            mapped.append(
+                dataclasses.replace(plan, storage_data=rank_plan) if plan.usable else plan
+            )
         return mapped
 
     def _all_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -194,8 +169,8 @@ class ZarrStorageWriter(StorageWriter):
         elif any(plan.usable for plan in plans):
             if len(self._plans) != len(plans):
                 raise SaveError(
-                    "DCP's plan cache passes only what changed since a save by another writer. Keep "
-                    "one writer, or use DefaultSavePlanner(enable_plan_caching=False)."
+                    "DCP's plan cache passes only what changed since a save by another writer. "
+                    "Keep one writer, or use DefaultSavePlanner(enable_plan_caching=False)."
                 )
             pairs = zip(plans, self._plans, strict=True)
             self._plans = [new if new.usable else old for new, old in pairs]
@@ -218,7 +193,8 @@ class ZarrStorageWriter(StorageWriter):
             rank_plan = self._checked(plan)
             sink = self._new_target().open_sink(rank_plan.rank)
             try:
-                future.set_result(_RankSave(plan, rank_plan, planner, sink, self).run())
+                rank_save = RankSave(plan, rank_plan, planner, sink, self._options)
+                future.set_result(rank_save.run(thread_count=self.thread_count))
             finally:
                 sink.close()
         except Exception:
@@ -259,113 +235,3 @@ class ZarrStorageWriter(StorageWriter):
             metadata_words.description(metadata, self._save_id),
             thread_count=self.thread_count,
         )
-
-
-class _RankSave:
-    """One rank's part of one save."""
-
-    def __init__(
-        self,
-        plan: SavePlan,
-        rank_plan: RankPlan,
-        planner: SavePlanner,
-        sink: Sink,
-        writer: ZarrStorageWriter,
-    ) -> None:
-        self._items = list(zip(plan.items, rank_plan.assignments, strict=True))
-        self._planner = planner
-        self._sink = sink
-        self._options = writer._options
-        self._thread_count = writer.thread_count
-        self._objects = pieces.ObjectStager(sink)
-        self._object_sizes: dict[int, int] = {}
-
-    def run(self) -> list[WriteResult]:
-        """Write everything; return a result for each item, in order."""
-        stored = engine.write(self._jobs(), self._sink, thread_count=self._thread_count)
-        results = []
-        for number, (item, assignment) in enumerate(self._items):
-            if isinstance(assignment, str):
-                results.append(WriteResult(item.index, self._object_sizes[number], None))
-            else:
-                done = coordinator.fingerprint(assignment), assignment.region.sizes
-                results.append(WriteResult(item.index, stored.get(number, 0), done))
-        return results
-
-    def _jobs(self) -> Iterator[engine.WriteJob]:
-        """Stage what the coordinator finishes; yield jobs for the rest."""
-        staged = 0
-        for number, (item, assignment) in enumerate(self._items):
-            if isinstance(assignment, str):
-                yield from self._object(number, item, assignment)
-                continue
-            values = _LazyValues(item, assignment, self._planner)
-            if assignment.pieces_nbytes:
-                pieces.stage_pieces(self._sink, staged, assignment, values)
-                staged += pieces.staged_nbytes(assignment)
-            array = assignment.array
-            codec = self._options.compression.codec(
-                array.fqn, array.itemsize, array.read_chunk_nbytes
-            )
-            if assignment.read_chunks.volume:
-                yield engine.WriteJob(array, codec, assignment.read_chunks, values, key=number)
-
-    def _object(self, number: int, item: WriteItem, path: str) -> Iterator[engine.WriteJob]:
-        """Stage a small object; yield the job for a large one."""
-        payload = self._planner.resolve_data(item).getbuffer()  # type: ignore[union-attr]
-        self._object_sizes[number] = len(payload)
-        if len(payload) > coordinator.MAX_PACKED_OBJECT_BYTES:
-            self._objects.add(number, pieces.ARRAY, b"", len(payload))
-            array = object_layout(item.index.fqn, path, len(payload))
-            codec = self._options.compression.codec(
-                OBJECTS_PATH, 1, coordinator.MAX_PACKED_OBJECT_BYTES
-            )
-            content = np.frombuffer(payload, np.uint8)
-            yield coordinator.bytes_job(array, content, codec)
-        elif (text := _as_json(payload)) is not None:
-            self._objects.add(number, pieces.JSON, text, len(text))
-        else:
-            self._objects.add(number, pieces.PAYLOAD, payload, len(payload))
-
-
-def _as_json(payload: memoryview) -> bytes | None:
-    """Return a pickled object as JSON, where JSON holds it exactly."""
-    try:
-        return json_text(tensors.object_value(payload))
-    except pickle.UnpicklingError:
-        return None
-
-
-class _LazyValues:
-    """The bits of one write item, resolved when the first are wanted."""
-
-    def __init__(self, item: WriteItem, assignment: Assignment, planner: SavePlanner) -> None:
-        self._item = item
-        self._assignment = assignment
-        self._planner = planner
-        self._lock = threading.Lock()
-        self._values: Any = None
-
-    def __call__(self, region: Region) -> NDArray[Any]:
-        with self._lock:
-            if self._values is None:
-                self._values = tensors.values_of(self._resolve(), self._assignment.region)
-        return self._values(region)  # type: ignore[no-any-return]
-
-    def _resolve(self) -> torch.Tensor:
-        fqn, region = self._assignment.array.fqn, self._assignment.region
-        tensor = self._planner.resolve_data(self._item)
-        assert isinstance(tensor, torch.Tensor)  # noqa: S101
-        assert self._item.tensor_data is not None  # noqa: S101
-        planned = self._item.tensor_data.properties.dtype
-        tensors.stored_dtype(tensor, fqn)
-        if tuple(tensor.shape) != region.sizes or tensor.dtype != planned:
-            raise SaveError(
-                f"Tensor {fqn!r} {region} was planned as {planned} of {region.sizes}, but is now "
-                f"{tensor.dtype} of {tuple(tensor.shape)}; do not change it during a save.",
-                fqn=fqn,
-                region=str(region),
-            )
-        return tensor
-
-

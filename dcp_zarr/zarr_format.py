@@ -106,9 +106,7 @@ def dimension_names(shape: Shape) -> list[str]:
 
 def group_document(attributes: Json | None = None) -> bytes:
     """Return a group's ``zarr.json``."""
-    return _document(
-        {"zarr_format": 3, "node_type": "group", "attributes": attributes if attributes else {}}
-    )
+    return _document({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}})
 
 
 def root_document(schema: Schema) -> bytes:

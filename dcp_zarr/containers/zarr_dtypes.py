@@ -18,9 +18,9 @@ from zarr.dtype import ZDType, data_type_registry
 
 from dcp_zarr.dtypes import EXTENSION_TYPES, TABLE, bits_dtype
 
-try:
-    from zarr.errors import DataTypeValidationError
-except ImportError:  # zarr < 3.2
+if hasattr(zarr.errors, "DataTypeValidationError"):
+    DataTypeValidationError = zarr.errors.DataTypeValidationError
+else:  # zarr < 3.4
     from zarr.dtype import DataTypeValidationError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _SmallFloat(ZDType[Any, Any]):
     @property
     def item_size(self) -> int:
         """Bytes of an element."""
-        return np.dtype(self._scalar).itemsize
+        return int(np.dtype(self._scalar).itemsize)
 
     def _check_scalar(self, data: object) -> bool:
         return isinstance(data, (int, float, np.generic)) or (
@@ -87,12 +87,12 @@ class _SmallFloat(ZDType[Any, Any]):
     def _from_bits(self, bits: int) -> Any:  # noqa: ANN401
         return np.array(bits, bits_dtype(self.item_size)).view(self._scalar)[()]
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> str:  # noqa: ARG002
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> str:
         """Return the bits of a scalar in hex, which every reader understands."""
         bits = np.asarray(self.cast_scalar(data)).view(bits_dtype(self.item_size))[()]
         return f"0x{int(bits):0{2 * self.item_size}x}"
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ANN401, ARG002
+    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ANN401
         """Read a fill value: bits in hex, a number, or the name of a special value."""
         if isinstance(data, str) and data.startswith("0x"):
             return self._from_bits(int(data, 16))

@@ -1,7 +1,7 @@
-"""A checkpoint as a Zarr v3 directory store on a local or shared file system.
+"""Saving into a Zarr v3 directory store on a local or shared file system.
 
-All names are looked up relative to an open directory, so that a save or load stays with the
-directory that it began with, whatever is renamed meanwhile.
+A rank looks names up relative to the directory that it opened, so that it stays with its own save
+whatever is renamed meanwhile.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import names, zarr_format
-from dcp_zarr.commit import LocalCommit, sync_directory, sync_file
+from dcp_zarr.commit import LocalCommit
 from dcp_zarr.errors import (
     CheckpointExistsError,
-    CheckpointNotFoundError,
     CorruptionError,
-    DcpZarrError,
     FormatError,
-    IncompleteCheckpointError,
     SaveError,
 )
+from dcp_zarr.local_files import sync_directory, sync_file, write_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from dcp_zarr.schema import Schema
 
 _STAGING = "~_staging"
-_MAX_BUFFERS = 512
-"""Buffers in one system call; Linux allows 1024."""
 
 
 class DirectoryTarget:
@@ -117,7 +113,7 @@ class DirectoryTarget:
                 raise self._not_visible(rank)
         if strays := found - expected.keys():
             raise SaveError(
-                f"{sorted(strays)[0]!r} of tensor {array.fqn!r} in {self.where!r} was written by "
+                f"{min(strays)!r} of tensor {array.fqn!r} in {self.where!r} was written by "
                 "no rank of this save; another job may be saving to the same path.",
                 fqn=array.fqn,
                 path=self.where,
@@ -249,10 +245,8 @@ class DirectorySink:
             return
         for above in [*names.parents([path]), path]:
             if above not in self._directories:
-                try:
+                with suppress(FileExistsError):
                     os.mkdir(above, dir_fd=self.root)
-                except FileExistsError:
-                    pass
                 self._directories.add(above)
 
     def _complete(self, fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -296,182 +290,3 @@ def _position(array: ArrayLayout, read_chunk: Shape) -> int:
     counts = array.read_chunks_per_write_chunk
     local = tuple(c % n for c, n in zip(read_chunk, counts, strict=True))
     return int(np.ravel_multi_index(local, counts))
-
-
-def write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
-    """Write buffers one after the other from `offset` on, however the system splits it."""
-    pending = [memoryview(buffer) for buffer in buffers]
-    while pending:
-        written = os.pwritev(fd, pending[:_MAX_BUFFERS], offset)
-        offset += written
-        pending = _advanced(pending, written)
-
-
-def _advanced(buffers: list[memoryview], nbytes: int) -> list[memoryview]:
-    """Return what is left of buffers after their first `nbytes` bytes."""
-    for position, buffer in enumerate(buffers):
-        if nbytes < len(buffer):
-            return [buffer[nbytes:], *buffers[position + 1 :]]
-        nbytes -= len(buffer)
-    return []
-
-
-class DirectorySource:
-    """A committed Zarr directory.
-
-    Parameters
-    ----------
-    path
-        Path of the checkpoint.
-
-    Raises
-    ------
-    CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
-        If there is none that can be read.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        commit = LocalCommit(path)
-        self._where = str(commit.path)
-        self._root = _open_directory(commit)
-        self._checked: set[str] = set()
-        try:
-            self._schema = zarr_format.read_root(self._read_root(commit), where=self._where)
-        except BaseException:
-            self.close()
-            raise
-
-    def _read_root(self, commit: LocalCommit) -> bytes:
-        try:
-            return self._read(zarr_format.DOCUMENT)
-        except FileNotFoundError as error:
-            if commit.partial.exists():
-                raise _incomplete(commit) from error
-            raise FormatError(
-                f"{self._where!r} is not a dcp_zarr checkpoint: it has no zarr.json.",
-                path=self._where,
-            ) from error
-
-    def _read(self, path: str) -> bytes:
-        fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
-
-    @property
-    def where(self) -> str:
-        """Path of the checkpoint."""
-        return self._where
-
-    @property
-    def schema(self) -> Schema:
-        """The schema, read on opening."""
-        return self._schema
-
-    @contextmanager
-    def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_DirectoryObject]:
-        """Open a write chunk's file, and read its index."""
-        self._check_document(array)
-        path = f"{array.path}/{zarr_format.object_key(write_chunk)}"
-        try:
-            fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
-        except FileNotFoundError as error:
-            raise CorruptionError(f"{path!r} is missing{self._since_replaced()}.") from error
-        try:
-            yield _DirectoryObject.open(fd, path, array)
-        finally:
-            os.close(fd)
-
-    def _since_replaced(self) -> str:
-        gone = os.fstat(self._root).st_nlink == 0
-        return " because the checkpoint was replaced while it was read" if gone else ""
-
-    def _check_document(self, array: ArrayLayout) -> None:
-        """Raise unless an array's document is the one that was saved; looked at once."""
-        if array.path in self._checked:
-            return
-        path = f"{array.path}/{zarr_format.DOCUMENT}"
-        try:
-            found = zarr_format.document_digest(self._read(path))
-        except FileNotFoundError as error:
-            raise CorruptionError(f"{path!r} is missing{self._since_replaced()}.") from error
-        if found != self._schema.documents[array.path]:
-            raise CorruptionError(f"{path!r} was changed after the save.")
-        self._checked.add(array.path)
-
-    def close(self) -> None:
-        """Close the directory."""
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
-
-    def __del__(self) -> None:
-        """Close the directory of a source that nobody closed."""
-        if getattr(self, "_root", -1) >= 0:
-            self.close()
-
-
-def _open_directory(commit: LocalCommit) -> int:
-    for path in (commit.path, commit.old):
-        try:
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        except NotADirectoryError as error:
-            raise FormatError(
-                f"{str(path)!r} is a file; a Zarr checkpoint is a directory.", path=str(path)
-            ) from error
-    if commit.partial.exists():
-        raise _incomplete(commit)
-    raise CheckpointNotFoundError(
-        f"There is no checkpoint at {str(commit.path)!r}.", path=str(commit.path)
-    )
-
-
-def _incomplete(commit: LocalCommit) -> DcpZarrError:
-    return IncompleteCheckpointError(
-        f"The save to {str(commit.path)!r} never finished; what it wrote is in "
-        f"{str(commit.partial)!r}. Load an older checkpoint.",
-        path=str(commit.path),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _DirectoryObject:
-    """An open object of a directory."""
-
-    fd: int
-    path: str
-    array: ArrayLayout
-    nbytes: int
-    index: NDArray[np.uint64] | None
-
-    @classmethod
-    def open(cls, fd: int, path: str, array: ArrayLayout) -> _DirectoryObject:
-        nbytes = os.fstat(fd).st_size
-        if not zarr_format.has_index(array):
-            return cls(fd, path, array, nbytes, None)
-        index_nbytes = zarr_format.index_nbytes(array)
-        encoded = os.pread(fd, index_nbytes, max(nbytes - index_nbytes, 0))
-        return cls(fd, path, array, nbytes, zarr_format.decode_index(encoded, array))
-
-    def extent(self, read_chunk: Shape) -> tuple[int, int]:
-        """Return offset and size of a stored read chunk."""
-        if self.index is None:
-            return 0, self.nbytes
-        counts = self.array.read_chunks_per_write_chunk
-        offset, nbytes = self.index[
-            tuple(c % n for c, n in zip(read_chunk, counts, strict=True))
-        ].tolist()
-        if offset + nbytes > self.nbytes:
-            raise CorruptionError(f"{self.path!r} does not hold it.")
-        return offset, nbytes
-
-    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers with the bytes from `offset` on."""
-        pending = list(buffers)
-        while pending:
-            got = os.preadv(self.fd, pending[:_MAX_BUFFERS], offset)
-            if not got:
-                raise CorruptionError(f"{self.path!r} ends at byte {offset}.")
-            offset += got
-            pending = _advanced(pending, got)

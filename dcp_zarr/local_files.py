@@ -1,0 +1,59 @@
+"""Whole reads and writes of local files, and making them durable."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dcp_zarr.container import Buffer
+
+_MAX_BUFFERS = 512
+"""Buffers in one system call; Linux allows 1024."""
+
+
+def write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+    """Write buffers one after the other from `offset` on, however the system splits it."""
+    pending = [memoryview(buffer) for buffer in buffers]
+    while pending:
+        written = os.pwritev(fd, pending[:_MAX_BUFFERS], offset)
+        offset += written
+        pending = _advanced(pending, written)
+
+
+def _advanced(buffers: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Return what is left of buffers after their first `nbytes` bytes."""
+    for position, buffer in enumerate(buffers):
+        if nbytes < len(buffer):
+            return [buffer[nbytes:], *buffers[position + 1 :]]
+        nbytes -= len(buffer)
+    return []
+
+
+def read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill buffers one after the other from `offset` on; return the bytes read before the end."""
+    pending, start = list(buffers), offset
+    while pending and (got := os.preadv(fd, pending[:_MAX_BUFFERS], offset)):
+        offset += got
+        pending = _advanced(pending, got)
+    return offset - start
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make a directory's entries durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync_file(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(fd: int) -> None:
+    """Make a file durable; file systems that have no such act are left alone."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

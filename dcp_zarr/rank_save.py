@@ -1,0 +1,146 @@
+"""One rank's part of a save: from write items to jobs for the engine."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.storage import WriteResult
+
+from dcp_zarr import coordinator, engine, pieces, tensors
+from dcp_zarr.canonical_json import json_text
+from dcp_zarr.errors import SaveError
+from dcp_zarr.layout import Assignment, object_layout
+from dcp_zarr.names import OBJECTS_PATH
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+    from dcp_zarr.container import Sink
+    from dcp_zarr.coordinator import SaveOptions
+    from dcp_zarr.region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What travels with a `SavePlan` to its rank: layout only, so that DCP may cache it."""
+
+    options: str
+    """Container and options by which the plan was made."""
+    rank: int
+    """Group rank."""
+    assignments: tuple[Assignment | str, ...]
+    """For each write item its layout; for an object, the path of its bytes."""
+
+
+class RankSave:
+    """One rank's part of one save."""
+
+    def __init__(
+        self,
+        plan: SavePlan,
+        rank_plan: RankPlan,
+        planner: SavePlanner,
+        sink: Sink,
+        options: SaveOptions,
+    ) -> None:
+        self._items = list(zip(plan.items, rank_plan.assignments, strict=True))
+        self._planner = planner
+        self._sink = sink
+        self._options = options
+        self._objects = pieces.ObjectStager(sink)
+        self._object_sizes: dict[int, int] = {}
+
+    def run(self, *, thread_count: int) -> list[WriteResult]:
+        """Write everything; return a result for each item, in order."""
+        stored = engine.write(self._jobs(), self._sink, thread_count=thread_count)
+        results = []
+        for number, (item, assignment) in enumerate(self._items):
+            if isinstance(assignment, str):
+                results.append(WriteResult(item.index, self._object_sizes[number], None))
+            else:
+                done = coordinator.fingerprint(assignment), assignment.region.sizes
+                results.append(WriteResult(item.index, stored.get(number, 0), done))
+        return results
+
+    def _jobs(self) -> Iterator[engine.WriteJob]:
+        """Stage what the coordinator finishes; yield jobs for the rest."""
+        staged = 0
+        for number, (item, assignment) in enumerate(self._items):
+            if isinstance(assignment, str):
+                yield from self._object(number, item, assignment)
+                continue
+            values = _LazyValues(item, assignment, self._planner)
+            if assignment.pieces_nbytes:
+                pieces.stage_pieces(self._sink, staged, assignment, values)
+                staged += pieces.staged_nbytes(assignment)
+            array = assignment.array
+            codec = self._options.compression.codec(
+                array.fqn, array.itemsize, array.read_chunk_nbytes
+            )
+            if assignment.read_chunks.volume:
+                yield engine.WriteJob(array, codec, assignment.read_chunks, values, key=number)
+
+    def _object(self, number: int, item: WriteItem, path: str) -> Iterator[engine.WriteJob]:
+        """Stage a small object; yield the job for a large one."""
+        payload = self._planner.resolve_data(item).getbuffer()  # type: ignore[union-attr]
+        self._object_sizes[number] = len(payload)
+        if len(payload) > coordinator.MAX_PACKED_OBJECT_BYTES:
+            self._objects.add(number, pieces.ARRAY, b"", len(payload))
+            array = object_layout(item.index.fqn, path, len(payload))
+            codec = self._options.compression.codec(
+                OBJECTS_PATH, 1, coordinator.MAX_PACKED_OBJECT_BYTES
+            )
+            content = np.frombuffer(payload, np.uint8)
+            yield coordinator.bytes_job(array, content, codec)
+        elif (text := _as_json(payload)) is not None:
+            self._objects.add(number, pieces.JSON, text, len(text))
+        else:
+            self._objects.add(number, pieces.PAYLOAD, payload, len(payload))
+
+
+def _as_json(payload: memoryview) -> bytes | None:
+    """Return a pickled object as JSON, where JSON holds it exactly."""
+    try:
+        return json_text(tensors.object_value(payload))
+    except pickle.UnpicklingError:
+        return None
+
+
+class _LazyValues:
+    """The bits of one write item, resolved when the first are wanted."""
+
+    def __init__(self, item: WriteItem, assignment: Assignment, planner: SavePlanner) -> None:
+        self._item = item
+        self._assignment = assignment
+        self._planner = planner
+        self._lock = threading.Lock()
+        self._values: Any = None
+
+    def __call__(self, region: Region) -> NDArray[Any]:
+        with self._lock:
+            if self._values is None:
+                self._values = tensors.values_of(self._resolve(), self._assignment.region)
+        return self._values(region)  # type: ignore[no-any-return]
+
+    def _resolve(self) -> torch.Tensor:
+        fqn, region = self._assignment.array.fqn, self._assignment.region
+        tensor = self._planner.resolve_data(self._item)
+        assert isinstance(tensor, torch.Tensor)  # noqa: S101
+        assert self._item.tensor_data is not None  # noqa: S101
+        planned = self._item.tensor_data.properties.dtype
+        tensors.stored_dtype(tensor, fqn)
+        if tuple(tensor.shape) != region.sizes or tensor.dtype != planned:
+            raise SaveError(
+                f"Tensor {fqn!r} {region} was planned as {planned} of {region.sizes}, but is now "
+                f"{tensor.dtype} of {tuple(tensor.shape)}; do not change it during a save.",
+                fqn=fqn,
+                region=str(region),
+            )
+        return tensor
