@@ -273,7 +273,9 @@ def _split(length: int, *, free: bool, wanted: int, least: int, rest: int) -> in
     without one within a factor of two is split evenly.
     """
     target = max(wanted // rest, 1)
-    fitting = [d for d in _divisors(length) if d * rest >= least] or [length]
+    most = max(MAX_READ_CHUNK_BYTES, wanted)
+    large = [d for d in _divisors(length) if d * rest >= least] or [length]
+    fitting = [d for d in large if d * rest <= most] or large[:1]
     nearest = min(fitting, key=lambda d: max(d / target, target / d))
     if free and not target <= 2 * nearest <= 4 * target:
         return -(-length // -(-length // target))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_zarr import names
+from dcp_zarr.errors import TensorNotFoundError
+
+ODD = [
+    "", ".", "..", "a/b", "a.b", "zarr.json", "__x", "c", "new\nline", "\0", "tab\t", "ünïcode", "重み",
+    "W", "w", "wW", "Ww", "x" * 300, "y" * 3000, ".".join("d" * 500), "a", "~", "~77", "~_value", " lead",
+]  # fmt: skip
+
+
+@given(st.text())
+def test_escaping_is_reversible_and_legal_everywhere(segment):
+    name = names.escape(segment)
+    assert names.unescape(name) == segment
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-~")
+    assert name
+    assert not name.startswith(("__", "~_"))
+
+
+@given(st.sets(st.text(alphabet="aA.b/~_", max_size=6)))
+def test_paths_differ_in_more_than_case_and_do_not_pass_through_each_other(fqns):
+    check_paths(names.assign_paths(fqns))
+
+
+def test_odd_names_get_good_paths():
+    paths = names.assign_paths(ODD)
+    check_paths(paths)
+    assert max(map(len, paths.values())) <= 1000
+    assert max(len(n) for path in paths.values() for n in path.split("/")) <= 200
+
+
+def check_paths(paths):
+    lower = {path.lower() for path in paths.values()}
+    assert len(lower) == len(paths)
+    assert not lower & {parent.lower() for parent in names.parents(paths.values())}
+    assert names.OBJECTS_PATH not in lower
+
+
+def test_paths_follow_the_dots_of_names():
+    assert names.assign_paths(["model.layers.0.weight"]) == {
+        "model.layers.0.weight": "model/layers/0/weight"
+    }
+
+
+FQNS = ["model.0.weight", "model.0.bias", "model.10.weight", "optim.lr", "a*b"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "selected"),
+    [
+        ("", FQNS),
+        ("model", FQNS[:3]),
+        ("model.0", FQNS[:2]),
+        ("model.1", []),
+        ("model.*.weight", ["model.0.weight", "model.10.weight"]),
+        ("*.weight", []),
+        ("**.weight", ["model.0.weight", "model.10.weight"]),
+        ("a*b", ["a*b"]),
+        ("mod", []),
+    ],
+)
+def test_a_pattern_selects_entries_and_all_below(pattern, selected):
+    assert list(names.pattern_matches(pattern, FQNS)) == selected
+
+
+def test_a_pattern_without_a_match_names_what_is_near():
+    with pytest.raises(TensorNotFoundError, match=r"Nothing in 'x' is named 'model.0.weigth'. Near it: 'model.0.weight'"):
+        names.select("model.0.weigth", FQNS, where="'x'")

@@ -1,0 +1,180 @@
+"""Round trips with pretend ranks: n ranks save, m ranks load, bit for bit."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+import dcp_zarr
+from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
+from tests import ranks
+from tests.ranks import Part, parts
+
+
+def writer(**options):
+    return lambda: ZarrStorageWriter("x.zarr", sync_files=False, **options)
+
+
+def values(shape, dtype=torch.float32):
+    count = int(np.prod(shape))
+    return torch.arange(1, count + 1, dtype=torch.float32).reshape(shape).to(dtype)
+
+
+def empty_parts(whole, counts):
+    return parts(torch.zeros_like(whole), counts)
+
+
+def round_trip(whole, saved, loaded, **options):
+    """Save a tensor in one tiling, load it in another; return what was loaded."""
+    states = [{"w": part} for part in parts(whole, saved)]
+    ranks.save(writer(**options), states)
+    targets = empty_parts(whole, loaded)
+    ranks.load(ZarrStorageReader("x.zarr"), [{"w": part} for part in targets])
+    return targets[0].whole
+
+
+SHAPES = [(10,), (7,), (3,), (2,), (1,), (13, 5), (4, 0), (16, 9, 2)]
+
+
+@pytest.mark.parametrize(("n", "m"), [*product(range(1, 6), range(1, 6))])
+def test_rows_saved_by_n_ranks_load_on_m(n, m):
+    for shape in SHAPES:
+        whole = values(shape)
+        rest = (1,) * (len(shape) - 1)
+        assert torch.equal(round_trip(whole, (n, *rest), (m, *rest)), whole)
+
+
+@pytest.mark.parametrize(("n", "m"), [*product(range(1, 6), range(1, 6))])
+def test_columns_saved_by_n_ranks_load_as_rows_on_m(n, m):
+    whole = values((13, 11), torch.bfloat16)
+    assert torch.equal(round_trip(whole, (1, n), (m, 1)), whole)
+
+
+@pytest.mark.parametrize("saved", [(2, 2), (3, 2), (1, 1), (2, 3)])
+@pytest.mark.parametrize("loaded", [(1, 1), (2, 3), (5, 1)])
+@pytest.mark.parametrize("read_chunk_bytes", [64, 1000, 1 << 20])
+def test_meshes_of_two_axes_with_read_chunks_of_any_size(saved, loaded, read_chunk_bytes):
+    # More than 64 KiB, so that it is not one cut read chunk.
+    whole = values((211, 97))
+    loaded_whole = round_trip(whole, saved, loaded, read_chunk_bytes=read_chunk_bytes)
+    assert torch.equal(loaded_whole, whole)
+
+
+@pytest.mark.parametrize("compression", [None, "fast", "small"])
+def test_large_regions_that_do_not_divide(compression):
+    whole = values((1009, 300), torch.bfloat16)
+    loaded = round_trip(whole, (4, 1), (3, 1), compression=compression, read_chunk_bytes=64 << 10)
+    assert torch.equal(loaded, whole)
+
+
+def test_a_tensor_without_axes_and_one_without_elements():
+    state = {"scalar": torch.tensor(3.5), "none": torch.zeros(0), "rows": torch.zeros(0, 4)}
+    dcp_zarr.save(state, "x.zarr")
+    loaded = dcp_zarr.load("x.zarr")
+    assert loaded["scalar"] == 3.5
+    assert (loaded["none"].shape, loaded["rows"].shape) == ((0,), (0, 4))
+
+
+def test_ranks_without_a_part_and_a_coordinator_without_items():
+    whole = values((2, 3))
+    states = [{}, *({"w": part} for part in parts(whole, (4, 1)))]
+    ranks.save(writer(), states)
+    assert torch.equal(dcp_zarr.load("x.zarr")["w"], whole)
+
+
+def test_one_rank_with_several_regions():
+    whole = values((300, 200))
+    pieces = parts(whole, (6, 1))
+    ranks.save(writer(read_chunk_bytes=10_000), [{"w": pieces[:4]}, {"w": pieces[4:]}])
+    assert torch.equal(dcp_zarr.load("x.zarr")["w"], whole)
+
+
+def test_regions_that_are_no_grid():
+    whole = values((300, 200))
+    boxes = [((0, 0), (100, 200)), ((100, 0), (200, 77)), ((100, 77), (123, 123)), ((223, 77), (77, 123))]
+    states = [{"w": Part(whole, dcp_zarr.Region(*box))} for box in boxes]
+    metadata = ranks.save(writer(read_chunk_bytes=10_000), states)
+    assert torch.equal(dcp_zarr.load("x.zarr")["w"], whole)
+    assert ZarrStorageReader("x.zarr").read_metadata() == metadata
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: t.t(),
+        lambda t: t[::2, 1::3],
+        lambda t: t[0].expand(5, -1),
+        lambda t: torch.nn.Parameter(t),
+        lambda t: t.flip(0)[1:],
+        lambda t: torch.view_as_complex(t[:, :10].reshape(-1, 5, 2).contiguous()).conj(),
+        lambda t: torch._neg_view(t),
+        lambda t: t.reshape(2, 3, 10, 10).contiguous(memory_format=torch.channels_last),
+    ],
+    ids=["transposed", "strided", "expanded", "parameter", "view", "conj", "neg", "channels_last"],
+)
+def test_any_view_is_saved_as_its_values(make):
+    source = make(torch.randn(20, 30))
+    dcp_zarr.save({"w": source}, "x.zarr")
+    assert torch.equal(dcp_zarr.load("x.zarr")["w"], source.detach().resolve_conj().resolve_neg())
+
+
+def test_only_the_view_is_stored_not_its_base():
+    base = torch.randn(1_000_000)
+    dcp_zarr.save({"w": base[10:20]}, "x.zarr", compression=None)
+    assert dcp_zarr.open_checkpoint("x.zarr")["w"].stored_nbytes == 44
+
+
+def test_targets_that_are_not_contiguous_are_filled_in_place():
+    whole = values((30, 40))
+    dcp_zarr.save({"w": whole}, "x.zarr")
+    base = torch.zeros(40, 60)
+    target = base[:, ::2].t()
+    target_part = Part(target, dcp_zarr.Region.whole((30, 40)))
+    ranks.load(ZarrStorageReader("x.zarr"), [{"w": target_part}])
+    assert torch.equal(target, whole)
+    assert not base[:, 1::2].any()
+
+
+def test_more_read_chunks_than_a_task_holds():
+    whole = torch.randint(0, 255, (3000, 4096), dtype=torch.uint8)
+    loaded = round_trip(whole, (2, 1), (3, 1), read_chunk_bytes=4096, compression=None)
+    assert torch.equal(loaded, whole)
+
+
+@pytest.mark.parametrize("thread_count", [1, 2, 7])
+def test_any_number_of_threads(thread_count):
+    whole = values((500, 600))
+    dcp_zarr.save({"w": whole, "v": whole * 2}, "x.zarr", thread_count=thread_count)
+    loaded = dcp_zarr.load("x.zarr", thread_count=thread_count)
+    assert torch.equal(loaded["w"], whole)
+    assert torch.equal(loaded["v"], whole * 2)
+
+
+def test_at_most_one_more_tensor_than_threads_is_resolved():
+    alive: list = []
+    most = 0
+
+    class Planner(ranks.SavePlanner):
+        def lookup_object(self, index):
+            nonlocal most
+            tensor = super().lookup_object(index).clone()
+            import weakref
+
+            alive.append(weakref.ref(tensor))
+            most = max(most, sum(ref() is not None for ref in alive))
+            return tensor
+
+    state = {f"w{n}": torch.randn(1 << 20) for n in range(40)} | {
+        f"s{n}": torch.randn(10) for n in range(200)
+    }
+    make = writer(thread_count=2)
+    one = make()
+    (planner,), (plan,), metadata = ranks.plan([one], [state])
+    planner.__class__ = Planner
+    results = one.write_data(plan, planner).wait()
+    one.finish(metadata, [results])
+    assert len(alive) == 240
+    assert most <= 3
