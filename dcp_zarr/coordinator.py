@@ -102,7 +102,7 @@ def plan_save(
     paths = assign_paths([*tensors, *objects])
     layouts = plan_layouts(
         {fqn: plan.tiling for fqn, plan in sorted(tensors.items())},
-        {fqn: plan.dtype.itemsize for fqn, plan in tensors.items()},
+        {fqn: plan.dtype for fqn, plan in tensors.items()},
         paths,
         options.layout,
     )

@@ -71,7 +71,7 @@ def _packed(torch_name: str) -> DType:
 
 _INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 _FLOAT8 = ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"]
-PACKED = ("float4_e2m1fn_x2", "bits8")
+PACKED = ("float4_e2m1fn_x2",)
 """torch dtypes whose elements hold several values; stored as their bytes."""
 
 TABLE: dict[str, DType] = {

@@ -17,11 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, isqrt, prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dcp_zarr.errors import LayoutError
 from dcp_zarr.region import Grid, Region, Shape, Tiling, coordinates
+
+if TYPE_CHECKING:
+    from dcp_zarr.dtypes import DType
 
 MIN_READ_CHUNK_BYTES = 256 << 10
 MAX_READ_CHUNK_BYTES = 8 << 20
@@ -61,6 +65,8 @@ class ArrayLayout:
     """Smallest box that decodes alone."""
     write_chunk_shape: Shape
     """Box of one stored object; a multiple of `read_chunk_shape` on every axis."""
+    trailing: Shape = ()
+    """Axes that the array has beyond the tensor's; no chunk cuts them."""
 
     @property
     def read_grid(self) -> Grid:
@@ -147,7 +153,7 @@ class Assignment:
 
 def plan_layouts(
     tilings: Mapping[str, Tiling],
-    itemsizes: Mapping[str, int],
+    dtypes: Mapping[str, DType],
     paths: Mapping[str, str],
     options: LayoutOptions,
 ) -> dict[str, ArrayLayout]:
@@ -157,8 +163,8 @@ def plan_layouts(
     ----------
     tilings
         For each FQN, the regions of all ranks.
-    itemsizes
-        For each FQN, the bytes of an element.
+    dtypes
+        For each FQN, how its elements are stored.
     paths
         For each FQN, its path in the container.
     options
@@ -173,9 +179,10 @@ def plan_layouts(
     budget = options.pieces_bytes
     for fqn, tiling in tilings.items():
         tiling.check(fqn)
-        chosen, pieces_nbytes = _choose(tiling.without_empty(), itemsizes[fqn], options, budget)
+        dtype = dtypes[fqn]
+        chosen, pieces_nbytes = _choose(tiling.without_empty(), dtype.itemsize, options, budget)
         budget -= pieces_nbytes
-        layouts[fqn] = replace(chosen, fqn=fqn, path=paths[fqn])
+        layouts[fqn] = replace(chosen, fqn=fqn, path=paths[fqn], trailing=dtype.trailing)
         check_layout(layouts[fqn], tiling)
     return layouts
 

@@ -8,7 +8,7 @@ contract. Reading checks everything that is used later, so a damaged schema is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dcp_zarr.canonical_json import Json, digest, tiling_from_json, tiling_to_json
@@ -286,7 +286,7 @@ def _tensor_from_json(value: dict[str, Json], codecs: list[Codec]) -> TensorEntr
     fqn = value["fqn"]
     encoding = value.get("dtype_encoding", "native")
     dtype = dtype_of(value["torch_dtype"], encoding=encoding, fqn=fqn)
-    array = _array_from_json(fqn, value, dtype.itemsize)
+    array = replace(_array_from_json(fqn, value, dtype.itemsize), trailing=dtype.trailing)
     return TensorEntry(
         array=array,
         dtype=dtype,

@@ -34,15 +34,9 @@ MISSING = np.uint64(2**64 - 1)
 Json = dict[str, Any]
 
 
-def object_key(write_chunk: Shape) -> str:
-    """Return the name of a write chunk's object within its array: default encoding, dots.
-
-    Examples
-    --------
-    >>> object_key((0, 12)), object_key(())
-    ('c.0.12', 'c')
-    """
-    return ".".join(["c", *map(str, write_chunk)])
+def object_key(array: ArrayLayout, write_chunk: Shape) -> str:
+    """Return the name of a write chunk's object within its array: ``default`` encoding, dots."""
+    return ".".join(["c", *map(str, write_chunk), *("0" for _ in array.trailing)])
 
 
 def array_document(
@@ -55,8 +49,8 @@ def array_document(
     codecs = [bytes_codec, *codec.to_json()]
     if has_index(array):
         codecs = [_indexed_codec(array, dtype, codecs)]
-    write = [*array.write_chunk_shape, *dtype.trailing]
-    shape = (*array.shape, *dtype.trailing)
+    write = [*array.write_chunk_shape, *array.trailing]
+    shape = (*array.shape, *array.trailing)
     document = {
         "zarr_format": 3,
         "node_type": "array",
@@ -80,7 +74,7 @@ def has_index(array: ArrayLayout) -> bool:
 def _indexed_codec(array: ArrayLayout, dtype: DType, codecs: list[Json]) -> Json:
     index_codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     configuration = {
-        "chunk_shape": [*array.read_chunk_shape, *dtype.trailing],
+        "chunk_shape": [*array.read_chunk_shape, *array.trailing],
         "codecs": codecs,
         "index_codecs": index_codecs,
         "index_location": "end",

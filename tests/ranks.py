@@ -15,7 +15,11 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     create_default_global_save_plan,
 )
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     SavePlan,
@@ -94,7 +98,9 @@ def plan(writers, states):
     planners = [SavePlanner(state) for state in states]
     for rank, writer in enumerate(writers):
         writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
-    local = [w.prepare_local_plan(p.create_local_plan()) for w, p in zip(writers, planners, strict=True)]
+    local = [
+        w.prepare_local_plan(p.create_local_plan()) for w, p in zip(writers, planners, strict=True)
+    ]
     deduped = planners[0]._dedup_save_plans(local)
     plans, metadata = create_default_global_save_plan(deduped)
     fqns = {item.index.fqn for each in plans for item in each.items}
@@ -134,7 +140,11 @@ def load(reader, states):
             for item in create_read_items_for_chunk_list(
                 fqn,
                 metadata.state_dict_metadata[fqn],
-                [ChunkStorageMetadata(torch.Size(part.region.offsets), torch.Size(part.region.sizes))],
+                [
+                    ChunkStorageMetadata(
+                        torch.Size(part.region.offsets), torch.Size(part.region.sizes)
+                    )
+                ],
             )
         ]
         (mine,) = reader.prepare_global_plan([reader.prepare_local_plan(LoadPlan(items))])

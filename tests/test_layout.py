@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcp_zarr.dtypes import DType, bits_dtype
 from dcp_zarr.layout import (
     MAX_READ_CHUNK_BYTES,
     MIN_READ_CHUNK_BYTES,
@@ -21,7 +22,8 @@ MIB = 1 << 20
 
 def layout_of(shape, parts, itemsize=2, **options):
     tiling = Tiling.of(shape, grid(shape, parts))
-    layouts = plan_layouts({"w": tiling}, {"w": itemsize}, {"w": "w"}, LayoutOptions(**options))
+    dtype = DType("any", "any", itemsize, 0, bits_dtype(1))
+    layouts = plan_layouts({"w": tiling}, {"w": dtype}, {"w": "w"}, LayoutOptions(**options))
     return layouts["w"], [Assignment(layouts["w"], region) for region in tiling]
 
 

@@ -37,7 +37,9 @@ def saved(request):
     ]
     planners, plans, metadata = ranks.plan(writers, states)
     assert not list(Path("x.zarr").rglob("*"))
-    results = [w.write_data(p, pl).wait() for w, p, pl in zip(writers, plans, planners, strict=True)]
+    results = [
+        w.write_data(p, pl).wait() for w, p, pl in zip(writers, plans, planners, strict=True)
+    ]
     writers[0].finish(metadata, results)
     assignments = [a for plan in plans for a in plan.storage_data.assignments]
     return assignments, whole, json.loads(Path("x.zarr/a/w/zarr.json").read_bytes())
@@ -62,7 +64,9 @@ def test_assignments_name_the_array_and_its_final_grid(saved):
 
 def test_each_read_chunk_has_one_writer_and_pieces_make_up_the_others(saved):
     assignments, whole, document = saved
-    grid = np.zeros([-(-n // c) for n, c in zip(whole.shape, read_chunk_shape(document), strict=True)])
+    grid = np.zeros(
+        [-(-n // c) for n, c in zip(whole.shape, read_chunk_shape(document), strict=True)]
+    )
     elements = np.zeros(whole.shape)
     for assignment in assignments:
         for read_chunk in coordinates(assignment.read_chunks):

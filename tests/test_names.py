@@ -69,5 +69,8 @@ def test_a_pattern_selects_entries_and_all_below(pattern, selected):
 
 
 def test_a_pattern_without_a_match_names_what_is_near():
-    with pytest.raises(TensorNotFoundError, match=r"Nothing in 'x' is named 'model.0.weigth'. Near it: 'model.0.weight'"):
+    with pytest.raises(
+        TensorNotFoundError,
+        match=r"Nothing in 'x' is named 'model.0.weigth'. Near it: 'model.0.weight'",
+    ):
         names.select("model.0.weigth", FQNS, where="'x'")

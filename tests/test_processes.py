@@ -116,7 +116,9 @@ def test_ranks_write_their_own_bytes_in_parallel_and_no_byte_has_two_writers(tmp
         written = sum(nbytes for _, _, nbytes in own)
         assert written == pytest.approx(planned[rank], rel=0.1)
     ranges = sorted(tuple(w) for own, extra, _ in records for w in own + extra)
-    for (path, offset, nbytes), (next_path, next_offset, _) in zip(ranges, ranges[1:], strict=False):
+    for (path, offset, nbytes), (next_path, next_offset, _) in zip(
+        ranges, ranges[1:], strict=False
+    ):
         assert path != next_path or offset + nbytes <= next_offset
     coordinators_extra = sum(nbytes for _, _, nbytes in records[0][1])
     assert coordinators_extra < 4001 * 512 * 4 / 8 + (1 << 20)
@@ -134,7 +136,10 @@ def fail_on_one_rank(rank, count):
 
         os.pwritev = refuse
     with pytest.raises(dcp.CheckpointException, match="No space left on device"):
-        dcp.save({"w": torch.zeros(64, 8), **{"v": state["w"]}}, storage_writer=ZarrStorageWriter("x.zarr"))
+        dcp.save(
+            {"w": torch.zeros(64, 8), **{"v": state["w"]}},
+            storage_writer=ZarrStorageWriter("x.zarr"),
+        )
 
 
 def test_a_failure_on_one_rank_reaches_all_and_leaves_the_old_checkpoint(tmp_path):

@@ -24,7 +24,9 @@ def test_an_intersection_holds_the_elements_of_both(one, other):
     assert elements(one.intersection(other)) == elements(one) & elements(other)
 
 
-@given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.tuples(st.integers(1, 5), st.integers(1, 5)))
+@given(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)), st.tuples(st.integers(1, 5), st.integers(1, 5))
+)
 def test_a_grid_is_a_tiling(shape, step):
     grid = Grid(shape, step)
     boxes = [grid.box(c) for c in coordinates(Region.whole(grid.counts))]

@@ -94,7 +94,12 @@ def test_one_rank_with_several_regions():
 
 def test_regions_that_are_no_grid():
     whole = values((300, 200))
-    boxes = [((0, 0), (100, 200)), ((100, 0), (200, 77)), ((100, 77), (123, 123)), ((223, 77), (77, 123))]
+    boxes = [
+        ((0, 0), (100, 200)),
+        ((100, 0), (200, 77)),
+        ((100, 77), (123, 123)),
+        ((223, 77), (77, 123)),
+    ]
     states = [{"w": Part(whole, dcp_zarr.Region(*box))} for box in boxes]
     metadata = ranks.save(writer(read_chunk_bytes=10_000), states)
     assert torch.equal(dcp_zarr.load("x.zarr")["w"], whole)

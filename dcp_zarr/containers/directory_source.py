@@ -87,7 +87,7 @@ class DirectorySource:
     def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_DirectoryObject]:
         """Open a write chunk's file, and read its index."""
         self._check_document(array)
-        path = f"{array.path}/{zarr_format.object_key(write_chunk)}"
+        path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
         try:
             fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
         except FileNotFoundError as error:

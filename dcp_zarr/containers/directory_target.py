@@ -105,7 +105,7 @@ class DirectoryTarget:
 
     def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
         """Raise unless an array's objects are all there. Coordinator only."""
-        expected = {zarr_format.object_key(w): rank for w, rank in ranks.items()}
+        expected = {zarr_format.object_key(array, w): rank for w, rank in ranks.items()}
         path = self._commit.partial / array.path
         found = set(os.listdir(path)) if path.is_dir() else set()
         for key, rank in expected.items():
@@ -237,7 +237,7 @@ class DirectorySink:
 
     def _create(self, array: ArrayLayout, write_chunk: Shape) -> int:
         self._make_directories(array.path)
-        path = f"{array.path}/{zarr_format.object_key(write_chunk)}"
+        path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
         return _create(path, self.root)
 
     def _make_directories(self, path: str) -> None:
