@@ -20,6 +20,9 @@ from dcp_zarr.local_files import sync_directory
 
 logger = logging.getLogger(__name__)
 
+STAGING = "~_staging"
+"""Directory within the partial one for what is no part of the checkpoint; the commit removes it."""
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
@@ -37,8 +40,9 @@ class LocalCommit:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.realpath(path))
         self.partial = self._sibling("partial")
+        self.staging = self.partial / STAGING
         self.old = self._sibling("old")
-        self._made: tuple[int, int] | None = None
+        self._mark = f"save-{uuid.uuid4().hex}"
 
     def _sibling(self, word: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{word}")
@@ -56,8 +60,8 @@ class LocalCommit:
                 aside = self._sibling(f"stale-{uuid.uuid4().hex[:8]}")
                 leftover.rename(aside)
                 _remove(aside)
-        self.partial.mkdir()
-        self._made = _identity(self.partial)
+        self.staging.mkdir(parents=True)
+        (self.staging / self._mark).touch(exist_ok=False)
 
     def check_unchanged(self) -> None:
         """Raise unless the partial directory is still the one that `prepare` made.
@@ -67,7 +71,7 @@ class LocalCommit:
         SaveError
             If another save to the same path has taken it.
         """
-        if not self.partial.exists() or _identity(self.partial) != self._made:
+        if not (self.staging / self._mark).exists():
             raise SaveError(
                 f"Another save to {str(self.path)!r} began while this one was writing; this one "
                 "is given up. Save to one path from one job at a time.",
@@ -83,6 +87,9 @@ class LocalCommit:
             Make the swap durable before anything old is removed.
         """
         self.check_unchanged()
+        shutil.rmtree(self.staging)
+        if sync:
+            sync_directory(self.partial)
         replaced: Path | None = None
         if not self.path.exists():
             self.partial.rename(self.path)
@@ -110,11 +117,6 @@ def exchange(first: Path, second: Path) -> bool:
     if code in _CANNOT_EXCHANGE:
         return False
     raise OSError(code, os.strerror(code), str(second))
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
 
 
 def _remove(path: Path) -> None:

@@ -137,7 +137,7 @@ def fail_on_one_rank(rank, count):
         os.pwritev = refuse
     with pytest.raises(dcp.CheckpointException, match="No space left on device"):
         dcp.save(
-            {"w": torch.zeros(64, 8), **{"v": state["w"]}},
+            {"w": torch.zeros(64, 8), "v": state["w"]},
             storage_writer=ZarrStorageWriter("x.zarr"),
         )
 

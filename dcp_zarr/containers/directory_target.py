@@ -7,7 +7,6 @@ whatever is renamed meanwhile.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import names, zarr_format
-from dcp_zarr.commit import LocalCommit
+from dcp_zarr.commit import STAGING, LocalCommit
 from dcp_zarr.errors import (
     CheckpointExistsError,
     CorruptionError,
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema
-
-_STAGING = "~_staging"
 
 
 class DirectoryTarget:
@@ -93,7 +90,7 @@ class DirectoryTarget:
 
     def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
         """Read from a rank's staging file. Coordinator only."""
-        path = self._commit.partial / _STAGING / f"{rank}.{name}"
+        path = self._commit.staging / f"{rank}.{name}"
         try:
             fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
@@ -131,7 +128,6 @@ class DirectoryTarget:
         """Write all documents, the root last, and swap. Coordinator only."""
         partial = self._commit.partial
         self._commit.check_unchanged()
-        shutil.rmtree(partial / _STAGING, ignore_errors=True)
         documents = dict(zarr_format.array_documents(schema))
         groups = names.parents(documents)
         for path, document in documents.items():
@@ -143,7 +139,7 @@ class DirectoryTarget:
         schema = replace(schema, documents=digests)
         self._write_document(partial, zarr_format.root_document(schema))
         if self._sync:
-            for path in [*documents, *reversed(groups), "."]:
+            for path in [*documents, *reversed(groups)]:
                 sync_directory(partial / path)
         self._commit.commit(sync=self._sync)
 
@@ -261,8 +257,7 @@ class DirectorySink:
         """Write into one of the rank's staging files."""
         with self._lock:
             if name not in self._staging:
-                self._make_directories(_STAGING)
-                self._staging[name] = _create(f"{_STAGING}/{self.rank}.{name}", self.root)
+                self._staging[name] = _create(f"{STAGING}/{self.rank}.{name}", self.root)
         write_all(self._staging[name], offset, buffers)
 
     def close(self) -> None:

@@ -1,0 +1,103 @@
+"""Overwrites a checkpoint again and again, each time failing one operation later than before.
+
+Run as a program: ``python -m tests.crash kill|error|rename FOLDER``. After each failure the path must
+hold the old checkpoint or the new one, whole, and another save must work. Prints what it saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections import Counter
+
+import torch
+
+import dcp_zarr
+from dcp_zarr import commit
+
+OPERATIONS = ["pwritev", "fsync", "rename", "mkdir", "open", "unlink", "rmdir", "listdir"]
+
+
+def state(value):
+    """Two states with other keys, shapes and grids."""
+    if value == "old":
+        return {"a": torch.ones(50, 40), "gone": torch.ones(3), "step": 1, "t": (1,)}
+    return {"a": torch.zeros(60, 30, dtype=torch.bfloat16), "new": {"b": torch.ones(2)}, "step": 2}
+
+
+def save(value):
+    dcp_zarr.save(state(value), "x.zarr", compression=None, thread_count=1)
+
+
+def fail_at(number, mode):
+    """Have the operation of that number kill this process, or raise as on a full disk."""
+    seen = 0
+
+    def reached():
+        return seen >= number
+
+    def wrap(real):
+        def operation(*args, **kwargs):
+            nonlocal seen
+            seen += 1
+            if seen == number and mode == "kill":
+                os._exit(9)
+            if seen == number:
+                raise OSError(28, "No space left on device")
+            return real(*args, **kwargs)
+
+        return operation
+
+    for name in OPERATIONS:
+        setattr(os, name, wrap(getattr(os, name)))
+    commit.exchange = wrap(commit.exchange)
+    return reached
+
+
+def attempt(number, mode):
+    """Overwrite in a child process; say whether there were as many operations as that."""
+    pid = os.fork()
+    if pid == 0:
+        reached = fail_at(number, "kill" if mode == "rename" else mode)
+        if mode == "rename":
+            commit.exchange = lambda *_: False
+        with contextlib.suppress(BaseException):
+            save("new")
+        os._exit(1 if reached() else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+def which():
+    """Return which of the two states stands at the path, checking every value."""
+    with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+        step = checkpoint.objects["step"]
+    value = {1: "old", 2: "new"}[step]
+    found, expected = dcp_zarr.load("x.zarr"), state(value)
+    assert str(found) == str(expected), (found, expected)
+    return value
+
+
+def main(mode, folder):
+    os.chdir(folder)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    seen: Counter = Counter()
+    save("old")
+    for number in range(1, 10_000):
+        failed = attempt(number, mode)
+        seen[which()] += 1
+        if not failed:
+            break
+        save("new")
+        assert which() == "new"
+        save("old")
+    assert which() == "new"
+    assert os.listdir() == ["x.zarr"]
+    print(f"{number} points: {seen['old']} left the old checkpoint, {seen['new']} the new one")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,200 @@
+"""A save appears whole or not at all, and replaces only what is ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dcp_zarr
+from dcp_zarr import commit
+from dcp_zarr.errors import (
+    CheckpointExistsError,
+    CorruptionError,
+    IncompleteCheckpointError,
+    SaveError,
+)
+from tests import ranks
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def save(value=1.0, **options):
+    state = {"w": torch.full((3,), value), "k": {f"{value}": torch.ones(2)}}
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr", **options)
+    return ranks.save(lambda: writer, [{"w": state["w"], f"k{value}": torch.ones(2)}])
+
+
+def test_overwriting_leaves_nothing_of_the_old():
+    save(1.0)
+    save(0.0)
+    assert sorted(dcp_zarr.open_checkpoint("x.zarr")) == ["k0.0", "w"]
+    assert not dcp_zarr.load("x.zarr")["w"].any()
+    assert sorted(os.listdir("x.zarr")) == ["k0", "w", "zarr.json"]
+    assert os.listdir() == ["x.zarr"]
+
+
+def test_overwrite_false_refuses():
+    save()
+    with pytest.raises(CheckpointExistsError, match="Checkpoint already exists at '.*x.zarr'"):
+        save(overwrite=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: p.write_text("mine"),
+        lambda p: (p.mkdir(), (p / "thesis.tex").write_text("mine")),
+        lambda p: (
+            p.mkdir(),
+            (p / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}'),
+        ),
+    ],
+    ids=["file", "directory", "other zarr"],
+)
+def test_what_is_not_ours_is_never_replaced(make):
+    path = Path("x.zarr")
+    make(path)
+    before = {p: p.stat().st_mtime_ns for p in [path, *path.rglob("*")]}
+    with pytest.raises(
+        CheckpointExistsError, match="is not a dcp_zarr checkpoint; nothing was written"
+    ):
+        save()
+    assert {p: p.stat().st_mtime_ns for p in [path, *path.rglob("*")]} == before
+    assert os.listdir() == ["x.zarr"]
+
+
+def test_an_empty_directory_may_be_saved_into():
+    Path("x.zarr").mkdir()
+    save()
+    assert "w" in dcp_zarr.open_checkpoint("x.zarr")
+
+
+def test_a_symbolic_link_stays_a_link():
+    Path("real").mkdir()
+    Path("x.zarr").symlink_to("real")
+    save()
+    assert Path("x.zarr").is_symlink()
+    assert Path("real/zarr.json").exists()
+
+
+def unfinished_save(value=1.0):
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+    planners, plans, metadata = ranks.plan([writer], [{"w": torch.full((3,), value)}])
+    results = [writer.write_data(plans[0], planners[0]).wait()]
+    return lambda: writer.finish(metadata, results)
+
+
+def test_a_save_that_never_finished_is_said_to_be_so():
+    unfinished_save()
+    with pytest.raises(
+        IncompleteCheckpointError, match="never finished; what it wrote is in '.*.x.zarr.partial'"
+    ):
+        dcp_zarr.open_checkpoint("x.zarr")
+
+
+def test_of_two_saves_to_one_path_the_one_that_began_first_is_given_up():
+    finish_first = unfinished_save(1.0)
+    finish_second = unfinished_save(2.0)
+    with pytest.raises(SaveError, match="Another save to '.*x.zarr' began"):
+        finish_first()
+    finish_second()
+    assert (dcp_zarr.load("x.zarr")["w"] == 2).all()
+
+
+def test_a_straggler_of_a_dead_save_writes_where_nobody_looks():
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+    _, plans, _ = ranks.plan([writer], [{"w": torch.ones(3)}])
+    sink = writer._new_target().open_sink(0)
+    save(2.0)
+    array = plans[0].storage_data.assignments[0].array
+    with pytest.raises(FileNotFoundError):
+        sink.place(array, (0,), [((0,), [b"late"])])
+    sink.close()
+    assert (dcp_zarr.load("x.zarr")["w"] == 2).all()
+
+
+def test_a_checkpoint_replaced_while_it_is_read_gives_the_old_or_an_error():
+    save(1.0)
+    checkpoint = dcp_zarr.open_checkpoint("x.zarr")
+    save(2.0)
+    with pytest.raises(
+        CorruptionError, match="because the checkpoint was replaced while it was read"
+    ):
+        checkpoint["w"][...]
+
+
+def test_ranks_that_see_other_saves_do_not_mix_them():
+    save(1.0)
+    reader = dcp_zarr.ZarrStorageReader("x.zarr")
+    reader.read_metadata()
+    (plan,) = reader.prepare_global_plan([torch.distributed.checkpoint.LoadPlan([])])
+    save(2.0)
+    other = dcp_zarr.ZarrStorageReader("x.zarr")
+    other.read_metadata()
+    with pytest.raises(
+        CorruptionError, match="was replaced while it was being loaded: ranks see different"
+    ):
+        other.read_data(plan, None)
+
+
+def test_without_an_exchange_readers_find_the_old_one_while_the_name_is_free(monkeypatch):
+    save(1.0)
+    monkeypatch.setattr(commit, "exchange", lambda *_: False)
+    seen = []
+    real = Path.rename
+
+    def rename(self, to):
+        result = real(self, to)
+        seen.append(dcp_zarr.load("x.zarr")["w"][0].item())
+        return result
+
+    monkeypatch.setattr(Path, "rename", rename)
+    save(2.0)
+    assert seen == [1.0, 2.0]
+    assert os.listdir() == ["x.zarr"]
+
+
+def test_lost_results_are_noticed():
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+    _, _, metadata = ranks.plan([writer], [{"w": torch.ones(3), "step": 1}])
+    with pytest.raises(SaveError, match=r"Tensor 'w' \[0:3\] was written by no rank"):
+        writer.finish(metadata, [[]])
+
+
+def test_files_of_a_rank_that_the_coordinator_does_not_see_are_noticed():
+    finish = unfinished_save()
+    Path(".x.zarr.partial/w/c.0").unlink()
+    with pytest.raises(
+        SaveError, match="Rank 0's files are not visible from the coordinator.*is the path shared"
+    ):
+        finish()
+
+
+def test_a_rank_that_does_not_see_the_partial_directory_says_so():
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+    planners, plans, _ = ranks.plan([writer], [{"w": torch.ones(3)}])
+    shutil.rmtree(".x.zarr.partial")
+    with pytest.raises(SaveError, match="Rank 0 does not see .* is the path shared by all hosts"):
+        writer.write_data(plans[0], planners[0])
+
+
+def test_files_that_no_rank_wrote_are_noticed():
+    finish = unfinished_save()
+    Path(".x.zarr.partial/w/c.7").write_bytes(b"stray")
+    with pytest.raises(SaveError, match="'c.7' of tensor 'w' .* was written by no rank"):
+        finish()
+
+
+@pytest.mark.parametrize("mode", ["kill", "error", "rename"])
+def test_a_failure_at_any_operation_leaves_one_of_the_two_checkpoints(mode, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.crash", mode, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    points = int(done.stdout.split()[0])
+    assert points > 40
