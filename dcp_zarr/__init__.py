@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SaveError,
         TensorMismatchError,
         TensorNotFoundError,
+        UnsafeObjectError,
         UnsupportedTensorError,
     )
     from dcp_zarr.reader import ZarrStorageReader
@@ -45,6 +46,7 @@ __all__ = [
     "SaveError",
     "TensorMismatchError",
     "TensorNotFoundError",
+    "UnsafeObjectError",
     "UnsupportedTensorError",
     "ZarrStorageReader",
     "ZarrStorageWriter",

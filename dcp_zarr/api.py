@@ -179,7 +179,7 @@ def _load_selected(
 def _object(source: Source, entry: ObjectEntry, *, weights_only: bool) -> Any:  # noqa: ANN401
     if entry.json:
         return entry.json[0]
-    return tensors.object_value(read_object(source, entry), weights_only=weights_only)
+    return tensors.object_value(read_object(source, entry), entry.fqn, weights_only=weights_only)
 
 
 class _Branch(dict[str | int, Any]):

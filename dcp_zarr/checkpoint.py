@@ -179,7 +179,7 @@ class Objects(Mapping[str, Any]):
             return entry.json[0]
         from dcp_zarr import tensors  # noqa: PLC0415
 
-        return tensors.object_value(read_object(self._source, entry))
+        return tensors.object_value(read_object(self._source, entry), fqn)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the FQNs."""
@@ -279,7 +279,7 @@ class LazyTensor:
         out = np.empty(region.sizes, self._entry.dtype.bits)
         job = engine.ReadJob(self._entry.array, self._entry.codec, region, out)
         list(engine.read([job], self._source, thread_count=engine.default_thread_count()))
-        return np.ascontiguousarray(out[rest]).reshape(out[rest].shape)
+        return out if rest == (slice(None),) * len(rest) else np.array(out[rest], order="C")
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""

@@ -12,6 +12,7 @@ The tree, by what a caller would do about it::
     ├── TensorNotFoundError (KeyError)         fix a name
     ├── TensorMismatchError (ValueError)       fix the model: size, dtype or kind differ
     ├── UnsupportedTensorError (TypeError)     convert or drop the tensor
+    ├── UnsafeObjectError (ValueError)         trust the checkpoint, or do without the object
     ├── LayoutError (ValueError)               the plan's regions do not tile a tensor
     └── SaveError (RuntimeError)               the save was given up; what was there before still is
 
@@ -33,6 +34,7 @@ __all__ = [
     "SaveError",
     "TensorMismatchError",
     "TensorNotFoundError",
+    "UnsafeObjectError",
     "UnsupportedTensorError",
 ]
 
@@ -108,6 +110,10 @@ class TensorMismatchError(DcpZarrError, ValueError):
 
 class UnsupportedTensorError(DcpZarrError, TypeError):
     """A tensor that cannot be stored: its dtype, its layout or its kind."""
+
+
+class UnsafeObjectError(DcpZarrError, ValueError):
+    """Unpickling an object could run code."""
 
 
 class LayoutError(DcpZarrError, ValueError):

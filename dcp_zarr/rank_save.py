@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp_zarr import coordinator, engine, pieces, tensors
 from dcp_zarr.canonical_json import json_text
-from dcp_zarr.errors import SaveError
+from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
 from dcp_zarr.names import OBJECTS_PATH
 
@@ -108,8 +107,8 @@ class RankSave:
 def _as_json(payload: memoryview) -> bytes | None:
     """Return a pickled object as JSON, where JSON holds it exactly."""
     try:
-        return json_text(tensors.object_value(payload))
-    except pickle.UnpicklingError:
+        return json_text(tensors.object_value(payload, ""))
+    except UnsafeObjectError:
         return None
 
 

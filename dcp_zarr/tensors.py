@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcp_zarr.dtypes import PACKED, DType, dtype_of
-from dcp_zarr.errors import UnsupportedTensorError
+from dcp_zarr.errors import UnsafeObjectError, UnsupportedTensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,17 +158,33 @@ def _float_holds(target: torch.finfo, saved: torch.dtype) -> bool:
     )
 
 
-def object_value(payload: bytes | memoryview, *, weights_only: bool = True) -> Any:  # noqa: ANN401
+def object_value(payload: bytes | memoryview, fqn: str, *, weights_only: bool = True) -> Any:  # noqa: ANN401
     """Return the object in what `torch.save` wrote.
 
     Parameters
     ----------
     payload
         The bytes.
+    fqn
+        Named in the error.
     weights_only
-        Refuse, with `pickle.UnpicklingError`, whatever could run code.
+        Refuse whatever could run code.
+
+    Raises
+    ------
+    UnsafeObjectError
+        If `weights_only`, and the object is of a type that could run code.
     """
-    return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=weights_only)
+    try:
+        return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"WeightsUnpickler error: (.*?)(?:\. Please|$)", str(error), re.MULTILINE)
+        raise UnsafeObjectError(
+            f"Object {fqn!r} is not loaded, since unpickling it could run code: "
+            f"{found[1] if found else error}. If you trust the checkpoint: "
+            "dcp_zarr.load(path, name, weights_only=False).",
+            fqn=fqn,
+        ) from error
 
 
 def object_payload(value: Any) -> bytes:  # noqa: ANN401

@@ -69,9 +69,13 @@ class DirectorySource:
             ) from error
 
     def _read(self, path: str) -> bytes:
-        fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
-        with os.fdopen(fd, "rb") as file:
+        with os.fdopen(self._open(path), "rb") as file:
             return file.read()
+
+    def _open(self, path: str) -> int:
+        if self._root < 0:
+            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
+        return os.open(path, os.O_RDONLY, dir_fd=self._root)
 
     @property
     def where(self) -> str:
@@ -89,7 +93,7 @@ class DirectorySource:
         self._check_document(array)
         path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
         try:
-            fd = os.open(path, os.O_RDONLY, dir_fd=self._root)
+            fd = self._open(path)
         except FileNotFoundError as error:
             raise CorruptionError(f"{path!r} is missing{self._since_replaced()}.") from error
         try:
