@@ -49,14 +49,14 @@ class _SmallFloat(ZDType[Any, Any]):
         return native.newbyteorder(">") if getattr(self, "endianness", "") == "big" else native
 
     @classmethod
-    def _from_json_v2(cls, data: Any) -> Self:  # noqa: ANN401
+    def _from_json_v2(cls, value: Any) -> Self:  # noqa: ANN401
         raise DataTypeValidationError(f"{cls._zarr_v3_name} is a data type of Zarr format 3.")
 
     @classmethod
-    def _from_json_v3(cls, data: Any) -> Self:  # noqa: ANN401
-        if data == cls._zarr_v3_name or data == {"name": cls._zarr_v3_name}:
+    def _from_json_v3(cls, value: Any) -> Self:  # noqa: ANN401
+        if value == cls._zarr_v3_name or value == {"name": cls._zarr_v3_name}:
             return cls()
-        raise DataTypeValidationError(f"{data!r} is not {cls._zarr_v3_name}.")
+        raise DataTypeValidationError(f"{value!r} is not {cls._zarr_v3_name}.")
 
     def to_json(self, zarr_format: int) -> Any:  # noqa: ANN401
         """Return the name of this data type."""
@@ -69,16 +69,16 @@ class _SmallFloat(ZDType[Any, Any]):
         """Bytes of an element."""
         return int(np.dtype(self._scalar).itemsize)
 
-    def _check_scalar(self, data: object) -> bool:
-        return isinstance(data, (int, float, np.generic)) or (
-            isinstance(data, np.ndarray) and data.shape == ()
+    def _check_scalar(self, value: object) -> bool:
+        return isinstance(value, (int, float, np.generic)) or (
+            isinstance(value, np.ndarray) and value.shape == ()
         )
 
-    def cast_scalar(self, data: object) -> Any:  # noqa: ANN401
+    def cast_scalar(self, value: object) -> Any:  # noqa: ANN401
         """Return a scalar of this data type."""
-        if self._check_scalar(data):
-            return self._scalar(data)
-        raise TypeError(f"{data!r} is no scalar of {self._zarr_v3_name}.")
+        if self._check_scalar(value):
+            return self._scalar(value)
+        raise TypeError(f"{value!r} is no scalar of {self._zarr_v3_name}.")
 
     def default_scalar(self) -> Any:  # noqa: ANN401
         """Return the scalar whose bits are zero."""
@@ -87,18 +87,18 @@ class _SmallFloat(ZDType[Any, Any]):
     def _from_bits(self, bits: int) -> Any:  # noqa: ANN401
         return np.array(bits, bits_dtype(self.item_size)).view(self._scalar)[()]
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> str:
+    def to_json_scalar(self, value: object, *, zarr_format: int) -> str:
         """Return the bits of a scalar in hex, which every reader understands."""
-        bits = np.asarray(self.cast_scalar(data)).view(bits_dtype(self.item_size))[()]
+        bits = np.asarray(self.cast_scalar(value)).view(bits_dtype(self.item_size))[()]
         return f"0x{int(bits):0{2 * self.item_size}x}"
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ANN401
+    def from_json_scalar(self, value: object, *, zarr_format: int) -> Any:  # noqa: ANN401
         """Read a fill value: bits in hex, a number, or the name of a special value."""
-        if isinstance(data, str) and data.startswith("0x"):
-            return self._from_bits(int(data, 16))
-        if isinstance(data, (int, float)) or data in ("NaN", "Infinity", "-Infinity"):
-            return self._scalar(float(data))
-        raise TypeError(f"{data!r} is no fill value of {self._zarr_v3_name}.")
+        if isinstance(value, str) and value.startswith("0x"):
+            return self._from_bits(int(value, 16))
+        if isinstance(value, (int, float)) or value in ("NaN", "Infinity", "-Infinity"):
+            return self._scalar(float(value))
+        raise TypeError(f"{value!r} is no fill value of {self._zarr_v3_name}.")
 
 
 def register() -> None:
