@@ -171,7 +171,7 @@ def _load_selected(
             jobs += list(target_jobs(entry, region, values[fqn], done=lambda: None))
         else:
             values[fqn] = _object(source, objects[fqn], weights_only=weights_only)
-    for _ in engine.read(jobs, source, thread_count=threads or engine.default_thread_count()):
+    for _ in engine.read(jobs, source, engine.Limits.of(threads)):
         pass
     return values
 

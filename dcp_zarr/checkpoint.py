@@ -278,7 +278,7 @@ class LazyTensor:
         region, rest = _bounding_region(index, self.shape, self.fqn)
         out = np.empty(region.sizes, self._entry.dtype.bits)
         job = engine.ReadJob(self._entry.array, self._entry.codec, region, out)
-        list(engine.read([job], self._source, thread_count=engine.default_thread_count()))
+        list(engine.read([job], self._source, engine.Limits.of(None)))
         return out if rest == (slice(None),) * len(rest) else np.array(out[rest], order="C")
 
     def row(self) -> display.Row:
@@ -346,7 +346,7 @@ def read_object(source: Source, entry: ObjectEntry) -> bytes:
     out = np.empty(entry.nbytes, np.uint8)
     region = Region((entry.offset,), (entry.nbytes,))
     job = engine.ReadJob(entry.array, source.schema.objects_codec, region, out)
-    list(engine.read([job], source, thread_count=1))
+    list(engine.read([job], source, engine.Limits(1)))
     return out.tobytes()
 
 

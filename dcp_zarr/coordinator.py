@@ -121,8 +121,7 @@ def complete(
     results: Sequence[Sequence[Written]],
     options: SaveOptions,
     description: Description,
-    *,
-    thread_count: int,
+    limits: engine.Limits,
 ) -> None:
     """Check what the ranks wrote, write what is the coordinator's to write, and commit.
 
@@ -140,8 +139,8 @@ def complete(
         The save's options.
     description
         The rest of what the schema holds.
-    thread_count
-        Number of worker threads.
+    limits
+        Threads and memory.
 
     Raises
     ------
@@ -158,12 +157,12 @@ def complete(
     sink = target.open_sink(len(results))
     try:
         cut = _cut_jobs(target, pieces.find_pieces(assignments), layouts, tensors, options)
-        for fqn, nbytes in engine.write(cut, sink, thread_count=thread_count).items():
+        for fqn, nbytes in engine.write(cut, sink, limits).items():
             stored[str(fqn)] += nbytes
         entries, packed = _collect_objects(target, results, paths)
         if packed is not None:
             job = bytes_job(*packed, objects_codec)
-            engine.write([job], sink, thread_count=thread_count)
+            engine.write([job], sink, limits)
     finally:
         sink.close()
     for fqn, plan in tensors.items():

@@ -3,7 +3,8 @@
 A save cuts each job into tasks of consecutive read chunks of one write chunk; a worker takes a
 task through all its steps: values, encoded, with checksums, placed in one system call. A load does
 the same backwards, straight into the destination where nothing has to be cut off. Small jobs share
-a task. At most one task more than there are threads is under way, so that much is in memory.
+a task. At most one task more than there are threads is under way: that much is in memory, twice
+where it is copied or encoded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
 
-TASK_BYTES = 8 << 20
-"""Uncompressed bytes of a task, where read chunks are smaller."""
+MEMORY_BUDGET_BYTES = 256 << 20
+"""Default for the bytes under way."""
+
+_TASK_BYTES = 8 << 20
+"""Uncompressed bytes of a task, where read chunks are smaller and the budget allows it."""
 _TASK_JOBS = 64
 _MAX_GAP_BYTES = 64 << 10
 """Stored read chunks no further apart than this are read in one call."""
@@ -78,7 +83,27 @@ def default_thread_count() -> int:
     return min(max((cores or 1) // max(processes, 1), 1), 16)
 
 
-def write(jobs: Iterable[WriteJob], sink: Sink, *, thread_count: int) -> dict[Hashable, int]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of this process the engine may take."""
+
+    thread_count: int
+    """Worker threads."""
+    memory_budget_bytes: int = MEMORY_BUDGET_BYTES
+    """Bytes of values and of encoded read chunks under way; one read chunk a thread at least."""
+
+    @classmethod
+    def of(cls, thread_count: int | None, memory_budget_bytes: int = MEMORY_BUDGET_BYTES) -> Limits:
+        """Return the limits; without a number of threads, this process' share of the cores."""
+        return cls(thread_count or default_thread_count(), memory_budget_bytes)
+
+    @property
+    def task_bytes(self) -> int:
+        """Uncompressed bytes of a task."""
+        return min(_TASK_BYTES, self.memory_budget_bytes // (2 * (self.thread_count + 1)))
+
+
+def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable, int]:
     """Encode and place the read chunks of all jobs.
 
     Parameters
@@ -87,22 +112,23 @@ def write(jobs: Iterable[WriteJob], sink: Sink, *, thread_count: int) -> dict[Ha
         Taken one by one, as threads become free.
     sink
         Where the bytes go.
-    thread_count
-        Number of worker threads.
+    limits
+        Threads and memory.
 
     Returns
     -------
     For each job's key the stored bytes, checksums included.
     """
     stored: dict[Hashable, int] = {}
-    tasks = _tasks(jobs, lambda job: job.read_chunks)
-    for parts, sizes in _in_order(tasks, lambda parts: _write_task(parts, sink), thread_count):
+    tasks = _tasks(jobs, lambda job: job.read_chunks, limits.task_bytes)
+    work = partial(_write_task, sink=sink)
+    for parts, sizes in _in_order(tasks, work, limits.thread_count):
         for part, nbytes in zip(parts, sizes, strict=True):
             stored[part.job.key] = stored.get(part.job.key, 0) + nbytes
     return stored
 
 
-def read(jobs: Iterable[ReadJob], source: Source, *, thread_count: int) -> Iterator[ReadJob]:
+def read(jobs: Iterable[ReadJob], source: Source, limits: Limits) -> Iterator[ReadJob]:
     """Fill the destinations of all jobs; yield each job, in order, when it is filled.
 
     Raises
@@ -111,8 +137,9 @@ def read(jobs: Iterable[ReadJob], source: Source, *, thread_count: int) -> Itera
         If a read chunk is missing or its checksum does not hold; what else it names is the tensor
         and the region.
     """
-    tasks = _tasks(jobs, lambda job: job.array.read_grid.touched(job.region))
-    for parts, _ in _in_order(tasks, lambda parts: _read_task(parts, source), thread_count):
+    tasks = _tasks(jobs, lambda job: job.array.read_grid.touched(job.region), limits.task_bytes)
+    work = partial(_read_task, source=source)
+    for parts, _ in _in_order(tasks, work, limits.thread_count):
         yield from (part.job for part in parts if part.last)
 
 
@@ -133,25 +160,27 @@ class _Part:
         return len(self.read_chunks) * int(self.job.array.read_chunk_nbytes)
 
 
-def _tasks(jobs: Iterable[Job], wanted: Callable[[Job], Region]) -> Iterator[list[_Part]]:
-    """Cut jobs into tasks of about `TASK_BYTES`."""
+def _tasks(
+    jobs: Iterable[Job], wanted: Callable[[Job], Region], task_bytes: int
+) -> Iterator[list[_Part]]:
+    """Cut jobs into tasks of about that many uncompressed bytes."""
     task: list[_Part] = []
     nbytes = 0
     for job in jobs:
-        for part in _parts(job, wanted(job)):
+        for part in _parts(job, wanted(job), task_bytes):
             task.append(part)
             nbytes += part.nbytes
-            if nbytes >= TASK_BYTES or len(task) >= _TASK_JOBS:
+            if nbytes >= task_bytes or len(task) >= _TASK_JOBS:
                 yield task
                 task, nbytes = [], 0
     if task:
         yield task
 
 
-def _parts(job: WriteJob | ReadJob, wanted: Region) -> Iterator[_Part]:
+def _parts(job: WriteJob | ReadJob, wanted: Region, task_bytes: int) -> Iterator[_Part]:
     """Cut one job into runs of read chunks that a task can hold."""
     array = job.array
-    most = max(TASK_BYTES // array.read_chunk_nbytes, 1)
+    most = max(task_bytes // array.read_chunk_nbytes, 1)
     runs: list[tuple[Shape, list[Shape]]] = []
     if wanted.volume:
         for write_chunk in coordinates(array.write_chunks_of(wanted)):
@@ -243,7 +272,7 @@ def _buffer(name: str, nbytes: int) -> memoryview:
     """Return this thread's buffer of that name: fresh memory costs more than a copy."""
     buffer = getattr(_scratch, name, None)
     if buffer is None or len(buffer) < nbytes:
-        buffer = np.empty(max(nbytes, TASK_BYTES), np.uint8).data
+        buffer = np.empty(1 << (nbytes - 1).bit_length(), np.uint8).data
         setattr(_scratch, name, buffer)
     return buffer[:nbytes]
 
@@ -255,7 +284,7 @@ def _read_part(part: _Part, stored: StoredObject) -> None:
     for offset, nbytes, read_chunk in extents:
         if run:
             end = run[-1][0] + run[-1][1]
-            too_long = offset + nbytes - run[0][0] > 2 * TASK_BYTES
+            too_long = offset + nbytes - run[0][0] > 2 * _TASK_BYTES
             if offset - end > _MAX_GAP_BYTES or too_long:
                 _read_run(part.job, run, stored)
                 run = []

@@ -56,9 +56,9 @@ class RankSave:
         self._objects = pieces.ObjectStager(sink)
         self._object_sizes: dict[int, int] = {}
 
-    def run(self, *, thread_count: int) -> list[WriteResult]:
+    def run(self, limits: engine.Limits) -> list[WriteResult]:
         """Write everything; return a result for each item, in order."""
-        stored = engine.write(self._jobs(), self._sink, thread_count=thread_count)
+        stored = engine.write(self._jobs(), self._sink, limits)
         results = []
         for number, (item, assignment) in enumerate(self._items):
             if isinstance(assignment, str):

@@ -175,8 +175,7 @@ class ZarrStorageReader(StorageReader):
         jobs = self._jobs(
             [i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source
         )
-        threads = self._thread_count or engine.default_thread_count()
-        for job in engine.read(jobs, source, thread_count=threads):
+        for job in engine.read(jobs, source, engine.Limits.of(self._thread_count)):
             job.key()
 
     def _jobs(

@@ -44,7 +44,7 @@ class ZarrStorageWriter(StorageWriter):
     thread_count
         Worker threads of this rank; by default its share of the cores.
     memory_budget_bytes
-        Largest part of the save that passes through the coordinator's staging files.
+        Memory for values and encoded bytes under way on this rank, beyond the state itself.
     read_chunk_bytes
         Wanted size of the smallest part that can be read alone, uncompressed.
     write_chunk_bytes
@@ -86,11 +86,12 @@ class ZarrStorageWriter(StorageWriter):
             raise OptionError("thread_count and all sizes in bytes must be at least 1.")
         if dtype_encoding not in ("native", "bits"):
             raise OptionError(f"dtype_encoding={dtype_encoding!r} is neither 'native' nor 'bits'.")
-        layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes, memory_budget_bytes)
+        layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes)
         rules = CompressionRules.parse(compression)
         self._options = SaveOptions(rules, layout, dtype_encoding)
         self._overwrite = overwrite
         self._thread_count = thread_count
+        self._memory_budget_bytes = memory_budget_bytes
         self._sync_files = sync_files
         self._target: DirectoryTarget | None = None
         self._plans: list[SavePlan] = []
@@ -194,7 +195,7 @@ class ZarrStorageWriter(StorageWriter):
             sink = self._new_target().open_sink(rank_plan.rank)
             try:
                 rank_save = RankSave(plan, rank_plan, planner, sink, self._options)
-                future.set_result(rank_save.run(thread_count=self.thread_count))
+                future.set_result(rank_save.run(self._limits))
             finally:
                 sink.close()
         except Exception:
@@ -217,9 +218,8 @@ class ZarrStorageWriter(StorageWriter):
         return rank_plan
 
     @property
-    def thread_count(self) -> int:
-        """Worker threads of this rank."""
-        return self._thread_count or engine.default_thread_count()
+    def _limits(self) -> engine.Limits:
+        return engine.Limits.of(self._thread_count, self._memory_budget_bytes)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint and make it visible. Coordinator only."""
@@ -233,5 +233,5 @@ class ZarrStorageWriter(StorageWriter):
             metadata_words.written(results, metadata),
             self._options,
             metadata_words.description(metadata, self._save_id),
-            thread_count=self.thread_count,
+            self._limits,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -183,3 +184,20 @@ def test_at_most_one_more_tensor_than_threads_is_resolved():
     one.finish(metadata, [results])
     assert len(alive) == 240
     assert most <= 3
+
+
+@pytest.mark.parametrize("compression", [None, "fast"])
+def test_memory_stays_within_the_budget(compression):
+    # Transposed, so that every read chunk is copied as well as encoded.
+    source = torch.randn(6000, 4000).t()
+    budget = 16 << 20
+    options = {"thread_count": 2, "memory_budget_bytes": budget, "sync_files": False}
+    make = ZarrStorageWriter("x.zarr", compression=compression, **options)
+    planners, plans, metadata = ranks.plan([make], [{"w": source}])
+    tracemalloc.start()
+    results = [make.write_data(plans[0], planners[0]).wait()]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    make.finish(metadata, results)
+    assert peak < budget
+    assert torch.equal(dcp_zarr.load("x.zarr")["w"], source)
