@@ -1,0 +1,147 @@
+"""The ways in which DCP is used besides one plain save: cached plans, other threads, other processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import dcp_zarr
+from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
+from tests import processes
+
+CACHES = (
+    "_cached_save_plan",
+    "_cached_final_save_plan",
+    "_cached_all_plans",
+    "_cached_global_plan",
+    "_cached_metadata",
+)
+
+
+@pytest.fixture
+def _fresh_plan_cache():
+    for name in CACHES:
+        getattr(SavePlanner, name).clear()
+    yield
+    for name in CACHES:
+        getattr(SavePlanner, name).clear()
+
+
+def cached_save(state, writer):
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    return dcp.save(state, storage_writer=writer, planner=planner, no_dist=True)
+
+
+@pytest.mark.usefixtures("_fresh_plan_cache")
+def test_cached_plans_write_the_values_of_each_save_where_it_says():
+    for step in range(3):
+        state = {"w": torch.full((300, 300), float(step)), "step": step}
+        metadata = cached_save(state, ZarrStorageWriter(f"{step}.zarr"))
+        assert metadata == ZarrStorageReader(f"{step}.zarr").read_metadata()
+    for step in range(3):
+        loaded = dcp_zarr.load(f"{step}.zarr")
+        assert loaded["step"] == step
+        assert (loaded["w"] == step).all()
+
+
+@pytest.mark.usefixtures("_fresh_plan_cache")
+def test_a_changed_dtype_and_a_new_tensor_make_a_new_plan():
+    writer = ZarrStorageWriter("x.zarr")
+    cached_save({"w": torch.ones(3)}, writer)
+    cached_save({"w": torch.ones(3, dtype=torch.bfloat16), "v": torch.ones(2)}, writer)
+    assert dcp_zarr.load("x.zarr")["w"].dtype == torch.bfloat16
+    assert list(dcp_zarr.open_checkpoint("x.zarr")) == ["w", "v"]
+
+
+@pytest.mark.usefixtures("_fresh_plan_cache")
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda: dcp.FileSystemWriter("torch"),
+        lambda: ZarrStorageWriter("y.zarr", compression="small"),
+    ],
+    ids=["torch", "other options"],
+)
+def test_a_plan_cached_for_another_writer_is_refused(first):
+    cached_save({"w": torch.ones(3)}, first())
+    with pytest.raises(dcp.CheckpointException, match="use one kind of writer only"):
+        cached_save({"w": torch.ones(3)}, ZarrStorageWriter("x.zarr"))
+    with pytest.raises(dcp_zarr.IncompleteCheckpointError):
+        dcp_zarr.open_checkpoint("x.zarr")
+
+
+def add_a_tensor_on_one_rank(rank, count):
+    mesh = init_device_mesh("cpu", (count,))
+    state = {"w": distribute_tensor(torch.arange(12.0), mesh, [Shard(0)])}
+    writer = ZarrStorageWriter("x.zarr")
+    for step in range(3):
+        if step == 1 and rank == 1:
+            state["extra"] = torch.ones(2)
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, storage_writer=writer, planner=planner)
+        if rank == 0:
+            loaded = dcp_zarr.load("x.zarr")
+            assert torch.equal(loaded["w"], torch.arange(12.0))
+            assert ("extra" in loaded) == (step > 0)
+        dist.barrier()
+
+
+@pytest.mark.dist
+def test_cached_plans_and_a_tensor_added_on_one_rank_only(tmp_path):
+    processes.run(2, tmp_path, add_a_tensor_on_one_rank)
+
+
+def save_asynchronously(rank, count, kind):
+    mesh = init_device_mesh("cpu", (count,))
+    local = torch.arange(12.0)
+    state = {"w": distribute_tensor(local, mesh, [Shard(0)]), "step": 1}
+    options = {"async_checkpointer_type": dcp.state_dict_saver.AsyncCheckpointerType[kind]}
+    futures = []
+    for step in range(2):
+        writer = ZarrStorageWriter(f"{step}.zarr")
+        futures.append(dcp.async_save(state, storage_writer=writer, **options))
+        state["w"].to_local().add_(100)  # after staging: must not be seen by the save
+        futures[-1].result()
+    if rank == 0:
+        for step in range(2):
+            assert torch.equal(dcp_zarr.load(f"{step}.zarr")["w"], local + 100 * step)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["THREAD", "PROCESS"])
+def test_asynchronous_saves_hold_the_values_of_their_moment(tmp_path, kind):
+    processes.run(2, tmp_path, save_asynchronously, kind)
+
+
+def save_in_a_subgroup(rank, count):
+    group = dist.new_group([1, 2])
+    if rank:
+        state = {f"w{rank}": torch.full((3,), float(rank))}
+        dcp.save(state, storage_writer=ZarrStorageWriter("x.zarr"), process_group=group)
+        loaded = {f"w{rank}": torch.zeros(3)}
+        dcp.load(loaded, storage_reader=ZarrStorageReader("x.zarr"), process_group=group)
+        assert (loaded[f"w{rank}"] == rank).all()
+    dist.barrier()
+
+
+@pytest.mark.dist
+def test_a_subgroup_saves_alone(tmp_path):
+    processes.run(3, tmp_path, save_in_a_subgroup)
+    assert sorted(dcp_zarr.open_checkpoint(tmp_path / "x.zarr")) == ["w1", "w2"]
+
+
+def test_a_state_dict_that_is_not_flattened():
+    state = {"model": torch.ones(2), "nested": {"lr": 0.1}}
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    metadata = dcp.save(
+        state, storage_writer=ZarrStorageWriter("x.zarr"), planner=planner, no_dist=True
+    )
+    assert metadata.planner_data is None
+    assert ZarrStorageReader("x.zarr").read_metadata() == metadata
+    assert str(dcp_zarr.load("x.zarr")) == str(state)
