@@ -1,7 +1,7 @@
 """Overwrites a checkpoint again and again, each time failing one operation later than before.
 
-Run as a program: ``python -m tests.crash kill|error|rename FOLDER``. After each failure the path must
-hold the old checkpoint or the new one, whole, and another save must work. Prints what it saw.
+Run as a program: ``python -m tests.crash kill|error|rename FOLDER``. After each failure the path
+must hold the old checkpoint or the new one, whole, and another save must work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways in which DCP is used besides one plain save: cached plans, other threads, other processes."""
+"""The ways in which DCP is used besides one plain save: cached plans, threads, processes."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ from dcp_zarr import names
 from dcp_zarr.errors import TensorNotFoundError
 
 ODD = [
-    "", ".", "..", "a/b", "a.b", "zarr.json", "__x", "c", "new\nline", "\0", "tab\t", "ünïcode", "重み",
-    "W", "w", "wW", "Ww", "x" * 300, "y" * 3000, ".".join("d" * 500), "a", "~", "~77", "~_value", " lead",
+    "", ".", "..", "a/b", "a.b", "zarr.json", "__x", "c", "new\nline", "\0", "tab\t", "ünïcode",
+    "重み", "W", "w", "wW", "Ww", "x" * 300, "y" * 3000, ".".join("d" * 500), "a", "~", "~77",
+    "~_value", " lead",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,7 @@ def test_ranks_write_their_own_bytes_in_parallel_and_no_byte_has_two_writers(tmp
         written = sum(nbytes for _, _, nbytes in own)
         assert written == pytest.approx(planned[rank], rel=0.1)
     ranges = sorted(tuple(w) for own, extra, _ in records for w in own + extra)
-    for (path, offset, nbytes), (next_path, next_offset, _) in zip(
-        ranges, ranges[1:], strict=False
-    ):
+    for (path, offset, nbytes), (next_path, next_offset, _) in pairwise(ranges):
         assert path != next_path or offset + nbytes <= next_offset
     coordinators_extra = sum(nbytes for _, _, nbytes in records[0][1])
     assert coordinators_extra < 4001 * 512 * 4 / 8 + (1 << 20)

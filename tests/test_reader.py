@@ -58,7 +58,7 @@ def test_narrowing_is_refused_unless_allowed(saved, target):
     with pytest.raises(dcp.CheckpointException) as caught:
         load(state)
     assert isinstance(failure(caught), TensorMismatchError)
-    expected = f"Tensor 'w' is torch.{saved} in 'x.zarr', but its target is torch.{target}, which does not hold"
+    expected = f"Tensor 'w' is torch.{saved} in 'x.zarr', but its target is torch.{target}, which"
     assert str(failure(caught)).startswith(expected)
     assert not state["w"].any()
     load(state, allow_cast=True)
@@ -280,7 +280,8 @@ def test_a_failing_rank_logs_at_once(caplog):
 
 VALUES = [
     None, True, 0, -1, 2**63, 2**70, 0.1, -0.0, float("inf"), float("nan"), "", "ü\n", [], [1, [2]],
-    {}, {"a": {"b": [1.5, None]}}, {1: 2}, (1, 2), {"a": (1,)}, b"bytes", {1, 2}, torch.Size([2]), "\ud800",
+    {}, {"a": {"b": [1.5, None]}}, {1: 2}, (1, 2), {"a": (1,)}, b"bytes", {1, 2}, torch.Size([2]),
+    "\ud800",
     [True, 1], 1 + 2j, io.StringIO, torch.float32, "x" * 3_000_000,
 ]  # fmt: skip
 
@@ -296,7 +297,7 @@ def test_any_object_comes_back_equal_and_of_its_type():
         if isinstance(value, (dict, list)):
             (found,) = found
         assert type(found) is type(value)
-        assert found == value or value != value  # noqa: PLR0124
+        assert found == value or value != value
         assert str(found) == str(value)
 
 

@@ -16,4 +16,4 @@ def test_the_readmes_examples_run():
     torch.manual_seed(0)
     names: dict = {}
     for block in blocks:
-        exec(compile(block, str(README), "exec"), names)  # noqa: S102
+        exec(compile(block, str(README), "exec"), names)
