@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcp_zarr.api import LoadReport, load, load_into, save, storage_reader, storage_writer
-    from dcp_zarr.checkpoint import Checkpoint, LazyTensor, open_checkpoint
+    from dcp_zarr.checkpoint import Checkpoint, Damage, is_complete, open_checkpoint
     from dcp_zarr.errors import (
         CheckpointExistsError,
         CheckpointNotFoundError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnsafeObjectError,
         UnsupportedTensorError,
     )
+    from dcp_zarr.lazy_tensor import LazyTensor
     from dcp_zarr.reader import ZarrStorageReader
     from dcp_zarr.region import Region
     from dcp_zarr.writer import ZarrStorageWriter
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointExistsError",
     "CheckpointNotFoundError",
     "CorruptionError",
+    "Damage",
     "DcpZarrError",
     "FormatError",
     "IncompleteCheckpointError",
@@ -50,6 +52,7 @@ __all__ = [
     "UnsupportedTensorError",
     "ZarrStorageReader",
     "ZarrStorageWriter",
+    "is_complete",
     "load",
     "load_into",
     "open_checkpoint",
@@ -60,7 +63,8 @@ __all__ = [
 
 _MODULES = {
     "api": ("LoadReport", "load", "load_into", "save", "storage_reader", "storage_writer"),
-    "checkpoint": ("Checkpoint", "LazyTensor", "open_checkpoint"),
+    "checkpoint": ("Checkpoint", "Damage", "is_complete", "open_checkpoint"),
+    "lazy_tensor": ("LazyTensor",),
     "reader": ("ZarrStorageReader",),
     "region": ("Region",),
     "writer": ("ZarrStorageWriter",),

@@ -18,6 +18,7 @@ from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import OptionError, TensorNotFoundError
 from dcp_zarr.reader import ZarrStorageReader, target_jobs
 from dcp_zarr.region import Region
+from dcp_zarr.tasks import Limits
 from dcp_zarr.writer import ZarrStorageWriter
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _load_selected(
             jobs += list(target_jobs(entry, region, values[fqn], done=lambda: None))
         else:
             values[fqn] = _object(source, objects[fqn], weights_only=weights_only)
-    for _ in engine.read(jobs, source, engine.Limits.of(threads)):
+    for _ in engine.read(jobs, source, Limits.of(threads)):
         pass
     return values
 

@@ -7,7 +7,7 @@ everything below of files, offsets or keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -120,6 +120,9 @@ class Source(Protocol):
     @property
     def schema(self) -> Schema:
         """The schema, read on opening."""
+
+    def damaged_documents(self) -> Iterator[str]:
+        """Describe each document that is missing or not the one that was saved."""
 
     def open_object(
         self, array: ArrayLayout, write_chunk: Shape

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dcp_zarr.dtypes import DType
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
+    from dcp_zarr.tasks import Limits
 
 MAX_PACKED_OBJECT_BYTES = 1 << 20
 """Larger objects are stored by their own rank."""
@@ -121,7 +122,7 @@ def complete(
     results: Sequence[Sequence[Written]],
     options: SaveOptions,
     description: Description,
-    limits: engine.Limits,
+    limits: Limits,
 ) -> None:
     """Check what the ranks wrote, write what is the coordinator's to write, and commit.
 

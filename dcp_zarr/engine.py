@@ -9,20 +9,17 @@ where it is copied or encoded.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 from dcp_zarr.errors import CorruptionError
-from dcp_zarr.region import Region, coordinates
+from dcp_zarr.tasks import Limits, Part, in_order, tasks_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,18 +27,12 @@ if TYPE_CHECKING:
     from dcp_zarr.codecs import Codec
     from dcp_zarr.container import Buffer, Sink, Source, StoredObject
     from dcp_zarr.layout import ArrayLayout
-    from dcp_zarr.region import Shape
+    from dcp_zarr.region import Region, Shape
 
-MEMORY_BUDGET_BYTES = 256 << 20
-"""Default for the bytes under way."""
-
-_TASK_BYTES = 8 << 20
-"""Uncompressed bytes of a task, where read chunks are smaller and the budget allows it."""
-_TASK_JOBS = 64
+_MAX_RUN_BYTES = 16 << 20
+"""Stored bytes that are read in one call."""
 _MAX_GAP_BYTES = 64 << 10
 """Stored read chunks no further apart than this are read in one call."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +52,16 @@ class WriteJob:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CheckJob:
+    """One write chunk whose read chunks are to be checked, but not decoded."""
+
+    array: ArrayLayout
+    """The array."""
+    write_chunk: Shape
+    """Its coordinates."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ReadJob:
     """A region of one array that this process wants."""
 
@@ -74,33 +75,6 @@ class ReadJob:
     """Where its bits go, of shape ``region.sizes``; any strides."""
     key: Any = None
     """Whatever the caller knows the job by."""
-
-
-def default_thread_count() -> int:
-    """Return the number of threads for this process: its share of the cores it may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(max((cores or 1) // max(processes, 1), 1), 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of this process the engine may take."""
-
-    thread_count: int
-    """Worker threads."""
-    memory_budget_bytes: int = MEMORY_BUDGET_BYTES
-    """Bytes of values and of encoded read chunks under way; one read chunk a thread at least."""
-
-    @classmethod
-    def of(cls, thread_count: int | None, memory_budget_bytes: int = MEMORY_BUDGET_BYTES) -> Limits:
-        """Return the limits; without a number of threads, this process' share of the cores."""
-        return cls(thread_count or default_thread_count(), memory_budget_bytes)
-
-    @property
-    def task_bytes(self) -> int:
-        """Uncompressed bytes of a task."""
-        return min(_TASK_BYTES, self.memory_budget_bytes // (2 * (self.thread_count + 1)))
 
 
 def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable, int]:
@@ -120,9 +94,9 @@ def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable
     For each job's key the stored bytes, checksums included.
     """
     stored: dict[Hashable, int] = {}
-    tasks = _tasks(jobs, lambda job: job.read_chunks, limits.task_bytes)
+    tasks = tasks_of(jobs, lambda job: job.read_chunks, limits.task_bytes)
     work = partial(_write_task, sink=sink)
-    for parts, sizes in _in_order(tasks, work, limits.thread_count):
+    for parts, sizes in in_order(tasks, work, limits.thread_count):
         for part, nbytes in zip(parts, sizes, strict=True):
             stored[part.job.key] = stored.get(part.job.key, 0) + nbytes
     return stored
@@ -137,85 +111,38 @@ def read(jobs: Iterable[ReadJob], source: Source, limits: Limits) -> Iterator[Re
         If a read chunk is missing or its checksum does not hold; what else it names is the tensor
         and the region.
     """
-    tasks = _tasks(jobs, lambda job: job.array.read_grid.touched(job.region), limits.task_bytes)
+    tasks = tasks_of(jobs, lambda job: job.array.read_grid.touched(job.region), limits.task_bytes)
     work = partial(_read_task, source=source)
-    for parts, _ in _in_order(tasks, work, limits.thread_count):
+    for parts, _ in in_order(tasks, work, limits.thread_count):
         yield from (part.job for part in parts if part.last)
 
 
-Job = TypeVar("Job", WriteJob, ReadJob)
+def check(
+    jobs: Iterable[CheckJob], source: Source, limits: Limits
+) -> Iterator[tuple[CheckJob, CorruptionError]]:
+    """Read all stored read chunks of write chunks; yield those write chunks that are damaged."""
+    tasks = tasks_of(jobs, lambda job: job.array.read_chunks_of(job.write_chunk), limits.task_bytes)
+    work = partial(_check_task, source=source)
+    for _, damage in in_order(tasks, work, limits.thread_count):
+        yield from damage
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Consecutive read chunks of one write chunk; none for a job that has none."""
-
-    job: Any
-    write_chunk: Shape
-    read_chunks: list[Shape]
-    last: bool
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.read_chunks) * int(self.job.array.read_chunk_nbytes)
-
-
-def _tasks(
-    jobs: Iterable[Job], wanted: Callable[[Job], Region], task_bytes: int
-) -> Iterator[list[_Part]]:
-    """Cut jobs into tasks of about that many uncompressed bytes."""
-    task: list[_Part] = []
-    nbytes = 0
-    for job in jobs:
-        for part in _parts(job, wanted(job), task_bytes):
-            task.append(part)
-            nbytes += part.nbytes
-            if nbytes >= task_bytes or len(task) >= _TASK_JOBS:
-                yield task
-                task, nbytes = [], 0
-    if task:
-        yield task
-
-
-def _parts(job: WriteJob | ReadJob, wanted: Region, task_bytes: int) -> Iterator[_Part]:
-    """Cut one job into runs of read chunks that a task can hold."""
-    array = job.array
-    most = max(task_bytes // array.read_chunk_nbytes, 1)
-    runs: list[tuple[Shape, list[Shape]]] = []
-    if wanted.volume:
-        for write_chunk in coordinates(array.write_chunks_of(wanted)):
-            here = list(coordinates(array.read_chunks_of(write_chunk).intersection(wanted)))
-            runs += [(write_chunk, here[i : i + most]) for i in range(0, len(here), most)]
-    if not runs:
-        yield _Part(job, (), [], last=True)
-    for number, (write_chunk, read_chunks) in enumerate(runs, start=1):
-        yield _Part(job, write_chunk, read_chunks, last=number == len(runs))
-
-
-def _in_order(
-    tasks: Iterable[list[_Part]], work: Callable[[list[_Part]], Result], thread_count: int
-) -> Iterator[tuple[list[_Part], Result]]:
-    """Do the work of tasks in threads; yield each task with its result, in order.
-
-    The first failure ends it, once the tasks under way have ended.
-    """
-    with ThreadPoolExecutor(thread_count, thread_name_prefix="dcp_zarr") as pool:
-        pending: deque[tuple[list[_Part], Future[Result]]] = deque()
+def _check_task(
+    parts: list[Part[CheckJob]], source: Source
+) -> list[tuple[CheckJob, CorruptionError]]:
+    damage = []
+    for part in parts:
         try:
-            for task in tasks:
-                pending.append((task, pool.submit(work, task)))
-                while len(pending) > thread_count:
-                    done, future = pending.popleft()
-                    yield done, future.result()
-            while pending:
-                done, future = pending.popleft()
-                yield done, future.result()
-        finally:
-            for _, future in pending:
-                future.cancel()
+            with source.open_object(part.job.array, part.write_chunk) as stored:
+                for run in _runs(part, stored):
+                    for read_chunk, encoded, crc in _read_run(run, stored):
+                        _check(encoded, crc, part.job.array, read_chunk)
+        except CorruptionError as error:
+            damage.append((part.job, error))
+    return damage
 
 
-def _write_task(parts: list[_Part], sink: Sink) -> list[int]:
+def _write_task(parts: list[Part[WriteJob]], sink: Sink) -> list[int]:
     sizes = []
     for part in parts:
         stored = [(c, encode_read_chunk(part.job, c)) for c in part.read_chunks]
@@ -248,13 +175,14 @@ def flat(values: NDArray[Any]) -> memoryview:
     return values.reshape(-1).view("u1").data
 
 
-def _read_task(parts: list[_Part], source: Source) -> None:
+def _read_task(parts: list[Part[ReadJob]], source: Source) -> None:
     for part in parts:
         if not part.read_chunks:
             continue
         try:
             with source.open_object(part.job.array, part.write_chunk) as stored:
-                _read_part(part, stored)
+                for run in _runs(part, stored):
+                    _fill(part.job, run, stored)
         except CorruptionError as error:
             fqn, region = part.job.array.fqn, str(part.job.region)
             raise CorruptionError(
@@ -277,37 +205,43 @@ def _buffer(name: str, nbytes: int) -> memoryview:
     return buffer[:nbytes]
 
 
-def _read_part(part: _Part, stored: StoredObject) -> None:
-    """Read the part's read chunks, neighbours in one call."""
-    extents = sorted((*stored.extent(c), c) for c in part.read_chunks)
-    run: list[tuple[int, int, Shape]] = []
-    for offset, nbytes, read_chunk in extents:
+Run = list[tuple[int, int, "Shape"]]
+
+
+def _runs(part: Part[Any], stored: StoredObject) -> Iterator[Run]:
+    """Group a part's read chunks, as offset, size and coordinates, by what one call may read."""
+    run: Run = []
+    for offset, nbytes, read_chunk in sorted((*stored.extent(c), c) for c in part.read_chunks):
         if run:
-            end = run[-1][0] + run[-1][1]
-            too_long = offset + nbytes - run[0][0] > 2 * _TASK_BYTES
-            if offset - end > _MAX_GAP_BYTES or too_long:
-                _read_run(part.job, run, stored)
+            gap = offset - run[-1][0] - run[-1][1]
+            if gap > _MAX_GAP_BYTES or offset + nbytes - run[0][0] > _MAX_RUN_BYTES:
+                yield run
                 run = []
         run.append((offset, nbytes, read_chunk))
-    _read_run(part.job, run, stored)
+    yield run
 
 
-def _read_run(job: ReadJob, run: list[tuple[int, int, Shape]], stored: StoredObject) -> None:
+def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryview, memoryview]]:
+    """Read a run in one call; yield coordinates, encoded bytes and checksum of each read chunk."""
+    start = run[0][0]
+    scratch = _buffer("stored", max(offset + nbytes for offset, nbytes, _ in run) - start)
+    stored.read_into(start, [scratch])
+    for offset, nbytes, read_chunk in run:
+        end = offset - start + nbytes
+        body = max(end - CHECKSUM_BYTES, offset - start)
+        yield read_chunk, scratch[offset - start : body], scratch[body:end]
+
+
+def _fill(job: ReadJob, run: Run, stored: StoredObject) -> None:
     """Read, check and decode stored read chunks that lie near each other."""
     if job.codec.name == "none" and _read_in_place(job, run, stored):
         return
-    start = run[0][0]
-    nbytes = run[-1][0] + run[-1][1] - start
-    scratch = _buffer("stored", nbytes)
-    stored.read_into(start, [scratch])
-    for offset, size, read_chunk in run:
-        encoded = scratch[offset - start : offset - start + size - CHECKSUM_BYTES]
-        crc = scratch[offset - start + size - CHECKSUM_BYTES : offset - start + size]
-        _check(encoded, crc, job, read_chunk)
+    for read_chunk, encoded, crc in _read_run(run, stored):
+        _check(encoded, crc, job.array, read_chunk)
         _decode(job, read_chunk, encoded)
 
 
-def _read_in_place(job: ReadJob, run: list[tuple[int, int, Shape]], stored: StoredObject) -> bool:
+def _read_in_place(job: ReadJob, run: Run, stored: StoredObject) -> bool:
     """Read uncompressed read chunks straight into the destination; False where they do not fit."""
     crcs = _buffer("crcs", CHECKSUM_BYTES * len(run))
     buffers: list[memoryview] = []
@@ -320,7 +254,7 @@ def _read_in_place(job: ReadJob, run: list[tuple[int, int, Shape]], stored: Stor
         buffers += [flat(out), crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]]
     stored.read_into(run[0][0], buffers)
     for number, (_, _, read_chunk) in enumerate(run):
-        _check(buffers[2 * number], buffers[2 * number + 1], job, read_chunk)
+        _check(buffers[2 * number], buffers[2 * number + 1], job.array, read_chunk)
     return True
 
 
@@ -334,9 +268,9 @@ def _destination(job: ReadJob, read_chunk: Shape) -> NDArray[Any] | None:
     return out if out.flags.c_contiguous else None
 
 
-def _check(encoded: memoryview, crc: memoryview, job: ReadJob, read_chunk: Shape) -> None:
+def _check(encoded: memoryview, crc: memoryview, array: ArrayLayout, read_chunk: Shape) -> None:
     if checksum(encoded) != crc:
-        box = job.array.read_grid.box(read_chunk)
+        box = array.read_grid.box(read_chunk)
         raise CorruptionError(f"The checksum of its read chunk {box} does not hold.")
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dcp_zarr.container import Sink
     from dcp_zarr.coordinator import SaveOptions
     from dcp_zarr.region import Region
+    from dcp_zarr.tasks import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class RankSave:
         self._objects = pieces.ObjectStager(sink)
         self._object_sizes: dict[int, int] = {}
 
-    def run(self, limits: engine.Limits) -> list[WriteResult]:
+    def run(self, limits: Limits) -> list[WriteResult]:
         """Write everything; return a result for each item, in order."""
         stored = engine.write(self._jobs(), self._sink, limits)
         results = []

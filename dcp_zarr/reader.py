@@ -24,6 +24,7 @@ from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
 from dcp_zarr.metadata_words import local_path
 from dcp_zarr.region import Grid, Region, coordinates
+from dcp_zarr.tasks import Limits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -175,7 +176,7 @@ class ZarrStorageReader(StorageReader):
         jobs = self._jobs(
             [i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source
         )
-        for job in engine.read(jobs, source, engine.Limits.of(self._thread_count)):
+        for job in engine.read(jobs, source, Limits.of(self._thread_count)):
             job.key()
 
     def _jobs(

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dcp_zarr import coordinator, engine, metadata_words
+from dcp_zarr import coordinator, metadata_words
 from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers.directory_target import DirectoryTarget
 from dcp_zarr.coordinator import SaveOptions
@@ -22,6 +22,7 @@ from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.layout import Assignment, LayoutOptions
 from dcp_zarr.metadata_words import local_path
 from dcp_zarr.rank_save import RankPlan, RankSave
+from dcp_zarr.tasks import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -218,8 +219,8 @@ class ZarrStorageWriter(StorageWriter):
         return rank_plan
 
     @property
-    def _limits(self) -> engine.Limits:
-        return engine.Limits.of(self._thread_count, self._memory_budget_bytes)
+    def _limits(self) -> Limits:
+        return Limits.of(self._thread_count, self._memory_budget_bytes)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint and make it visible. Coordinator only."""

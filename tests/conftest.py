@@ -10,6 +10,9 @@ settings.register_profile("dcp_zarr", deadline=None, max_examples=60)
 settings.load_profile("dcp_zarr")
 
 
+collect_ignore = ["crash.py", "reader_from_format.py"]  # programs
+
+
 @pytest.fixture(autouse=True)
 def _in_temporary_directory(tmp_path, monkeypatch):
     """Run each test where its relative paths harm nobody."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dcp_zarr import zarr_format
+from dcp_zarr import names, zarr_format
 from dcp_zarr.commit import LocalCommit
 from dcp_zarr.errors import (
     CheckpointNotFoundError,
@@ -63,9 +63,8 @@ class DirectorySource:
         except FileNotFoundError as error:
             if commit.partial.exists():
                 raise _incomplete(commit) from error
-            raise FormatError(
-                f"{self._where!r} is not a dcp_zarr checkpoint: it has no zarr.json.",
-                path=self._where,
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint at {self._where!r}: it has no zarr.json.", path=self._where
             ) from error
 
     def _read(self, path: str) -> bytes:
@@ -90,7 +89,9 @@ class DirectorySource:
     @contextmanager
     def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_DirectoryObject]:
         """Open a write chunk's file, and read its index."""
-        self._check_document(array)
+        if array.path not in self._checked:
+            self._check_document(array.path, self._schema.documents[array.path])
+            self._checked.add(array.path)
         path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
         try:
             fd = self._open(path)
@@ -101,22 +102,29 @@ class DirectorySource:
         finally:
             os.close(fd)
 
+    def damaged_documents(self) -> Iterator[str]:
+        """Describe each document that is missing or not the one that was saved."""
+        group = zarr_format.document_digest(zarr_format.group_document())
+        groups = dict.fromkeys(names.parents(self._schema.documents), group)
+        for path, digest in {**groups, **self._schema.documents}.items():
+            try:
+                self._check_document(path, digest)
+            except CorruptionError as error:
+                yield str(error)
+
     def _since_replaced(self) -> str:
         gone = os.fstat(self._root).st_nlink == 0
         return " because the checkpoint was replaced while it was read" if gone else ""
 
-    def _check_document(self, array: ArrayLayout) -> None:
-        """Raise unless an array's document is the one that was saved; looked at once."""
-        if array.path in self._checked:
-            return
-        path = f"{array.path}/{zarr_format.DOCUMENT}"
+    def _check_document(self, path: str, digest: str) -> None:
+        """Raise unless the document of an array or group is the one that was saved."""
+        path = f"{path}/{zarr_format.DOCUMENT}"
         try:
             found = zarr_format.document_digest(self._read(path))
         except FileNotFoundError as error:
             raise CorruptionError(f"{path!r} is missing{self._since_replaced()}.") from error
-        if found != self._schema.documents[array.path]:
+        if found != digest:
             raise CorruptionError(f"{path!r} was changed after the save.")
-        self._checked.add(array.path)
 
     def close(self) -> None:
         """Close the directory."""

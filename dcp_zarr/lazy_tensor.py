@@ -1,0 +1,169 @@
+"""A tensor that is read when it is indexed. numpy is enough; torch comes in on request."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcp_zarr import display, engine
+from dcp_zarr.errors import OptionError
+from dcp_zarr.region import Region
+from dcp_zarr.tasks import Limits
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from dcp_zarr.container import Source
+    from dcp_zarr.region import Shape
+    from dcp_zarr.schema import TensorEntry
+
+AxisIndex = int | slice | EllipsisType | None
+Index = AxisIndex | tuple[AxisIndex, ...]
+
+
+class LazyTensor:
+    """A tensor in a checkpoint. Indexing reads the read chunks that it touches, and no others.
+
+    ``tensor[...]`` gives a `torch.Tensor`, ``np.asarray(tensor)`` a numpy array without torch.
+    """
+
+    def __init__(self, entry: TensorEntry, source: Source) -> None:
+        self._entry = entry
+        self._source = source
+
+    @property
+    def fqn(self) -> str:
+        """Fully qualified name."""
+        return self._entry.fqn
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the tensor."""
+        return self._entry.array.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def torch_dtype(self) -> str:
+        """Name of the torch dtype, without ``torch.``."""
+        return self._entry.dtype.torch_name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the numpy array; bfloat16 and float8 are those of ml_dtypes."""
+        return self._entry.dtype.stored
+
+    @property
+    def nbytes(self) -> int:
+        """Uncompressed bytes."""
+        return self._entry.array.nbytes
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes as stored."""
+        return self._entry.stored_nbytes
+
+    @property
+    def regions(self) -> list[Region]:
+        """The regions in which the ranks saved it."""
+        return list(self._entry.tiling)
+
+    def __len__(self) -> int:
+        """Return the length of the first axis."""
+        if not self.shape:
+            raise TypeError("len() of a tensor without axes")
+        return self.shape[0]
+
+    def __getitem__(self, index: Index) -> torch.Tensor:
+        """Read a part of the tensor.
+
+        Parameters
+        ----------
+        index
+            Integers, slices of any step, ``...`` and None, as in numpy.
+        """
+        from dcp_zarr import tensors  # noqa: PLC0415
+
+        return tensors.from_bits(self._bits(index), self.torch_dtype)
+
+    def numpy(self, index: Index = ...) -> NDArray[Any]:
+        """Read a part of the tensor, without torch; complex32 gains a last axis of 2."""
+        return self._entry.dtype.values(self._bits(index))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401, FBT001
+        """Read the whole tensor."""
+        if copy is False:
+            raise ValueError("A tensor in a checkpoint cannot be seen without a copy.")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _bits(self, index: Index) -> NDArray[Any]:
+        region, rest = _bounding_region(index, self.shape, self.fqn)
+        out = np.empty(region.sizes, self._entry.dtype.bits)
+        job = engine.ReadJob(self._entry.array, self._entry.codec, region, out)
+        list(engine.read([job], self._source, Limits.of(None)))
+        return out if rest == (slice(None),) * len(rest) else np.array(out[rest], order="C")
+
+    def row(self) -> display.Row:
+        """Return what is shown of the tensor."""
+        return display.Row(self.fqn, self.torch_dtype, self.shape, self.nbytes, self.stored_nbytes)
+
+    def __repr__(self) -> str:
+        """Describe the tensor; nothing is read."""
+        codec = dict(self._entry.codec.configuration).get("cname", self._entry.codec.name)
+        return (
+            f"LazyTensor {self.fqn!r} {self.row().summary()}, {display.size(self.stored_nbytes)} "
+            f"stored with {codec}, saved as {len(self._entry.tiling)} region(s)"
+        )
+
+
+def _bounding_region(index: Index, shape: Shape, fqn: str) -> tuple[Region, tuple[AxisIndex, ...]]:
+    """Return the smallest region that holds an index, and the index within that region."""
+    parts = index if isinstance(index, tuple) else (index,)
+    axes_used = sum(part is not None and part is not ... for part in parts)
+    if parts.count(...) > 1 or axes_used > len(shape):
+        raise IndexError(f"{index!r} has too many indices for tensor {fqn!r} of shape {shape}.")
+    if ... not in parts:
+        parts = (*parts, ...)
+    offsets: list[int] = []
+    sizes: list[int] = []
+    rest: list[AxisIndex] = []
+    for part in parts:
+        if part is None:
+            rest.append(None)
+        elif part is ...:
+            fill = shape[len(offsets) : len(offsets) + len(shape) - axes_used]
+            offsets += [0] * len(fill)
+            sizes += fill
+            rest += [slice(None)] * len(fill)
+        else:
+            start, length, within = _bounding_axis(part, shape[len(offsets)], fqn)
+            offsets.append(start)
+            sizes.append(length)
+            rest.append(within)
+    return Region(tuple(offsets), tuple(sizes)), tuple(rest)
+
+
+def _bounding_axis(part: AxisIndex, length: int, fqn: str) -> tuple[int, int, int | slice]:
+    """Return start and length of the smallest range that holds an index, and the index in it."""
+    if isinstance(part, slice):
+        positions = range(*part.indices(length))
+        if not positions:
+            return 0, 0, slice(None)
+        low, high = min(positions[0], positions[-1]), max(positions[0], positions[-1])
+        return low, high - low + 1, slice(None, None, positions.step)
+    if isinstance(part, bool) or not hasattr(part, "__index__"):
+        raise OptionError(
+            f"Tensor {fqn!r} in a checkpoint takes integers, slices, ... and None, not {part!r}. "
+            "Read it first: tensor[...][index]."
+        )
+    position = part.__index__()  # type: ignore[union-attr]
+    if not -length <= position < length:
+        raise IndexError(f"Index {position} is out of range for an axis of {length} of {fqn!r}.")
+    return position % length, 1, 0
