@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dcp_zarr.api import LoadReport, load, load_into, save, storage_reader, storage_writer
+    from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
     from dcp_zarr.checkpoint import Checkpoint, Damage, is_complete, open_checkpoint
     from dcp_zarr.errors import (
         CheckpointExistsError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UnsupportedTensorError,
     )
     from dcp_zarr.lazy_tensor import LazyTensor
+    from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import ZarrStorageReader
     from dcp_zarr.region import Region
     from dcp_zarr.writer import ZarrStorageWriter
@@ -45,6 +46,7 @@ __all__ = [
     "LoadReport",
     "OptionError",
     "Region",
+    "SafeLoadPlanner",
     "SaveError",
     "TensorMismatchError",
     "TensorNotFoundError",
@@ -62,9 +64,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "api": ("LoadReport", "load", "load_into", "save", "storage_reader", "storage_writer"),
+    "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
     "checkpoint": ("Checkpoint", "Damage", "is_complete", "open_checkpoint"),
     "lazy_tensor": ("LazyTensor",),
+    "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("ZarrStorageReader",),
     "region": ("Region",),
     "writer": ("ZarrStorageWriter",),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from dcp_zarr import engine, tensors
 from dcp_zarr.checkpoint import read_object, select_entries
 from dcp_zarr.containers.directory_source import DirectorySource
-from dcp_zarr.errors import OptionError, TensorNotFoundError
+from dcp_zarr.errors import OptionError
+from dcp_zarr.planners import LoadReport, SafeLoadPlanner
 from dcp_zarr.reader import ZarrStorageReader, target_jobs
 from dcp_zarr.region import Region
 from dcp_zarr.tasks import Limits
@@ -23,7 +22,6 @@ from dcp_zarr.writer import ZarrStorageWriter
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import LoadPlan
 
     from dcp_zarr.codecs import CompressionOption
     from dcp_zarr.container import Source
@@ -206,18 +204,6 @@ def _nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
     return grown
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What `load_into` did; names are FQNs in the checkpoint."""
-
-    loaded: tuple[str, ...]
-    """Entries that were loaded."""
-    missing: tuple[str, ...]
-    """Wanted by the target, but not in the checkpoint; left as they were."""
-    unexpected: tuple[str, ...]
-    """In that part of the checkpoint, but not wanted by the target."""
-
-
 def load_into(
     target: torch.nn.Module | MutableMapping[str, Any],
     path: Path,
@@ -225,6 +211,7 @@ def load_into(
     *,
     strict: bool = True,
     allow_cast: bool = False,
+    weights_only: bool = True,
     process_group: dist.ProcessGroup | None = None,
     thread_count: int | None = None,
 ) -> LoadReport:
@@ -242,6 +229,8 @@ def load_into(
         Raise, before anything is changed, where names are missing or unexpected.
     allow_cast
         Whether values may be rounded into a narrower dtype.
+    weights_only
+        Refuse objects whose unpickling could run code.
     process_group
         Group whose ranks call this together; the default group if there is one.
     thread_count
@@ -251,6 +240,8 @@ def load_into(
     ------
     TensorNotFoundError
         If `strict`, and names are missing or unexpected.
+    TensorMismatchError
+        If an entry is of another kind or size.
 
     Examples
     --------
@@ -261,7 +252,7 @@ def load_into(
     """
     is_module = isinstance(target, torch.nn.Module)
     wanted = target.state_dict() if isinstance(target, torch.nn.Module) else target
-    planner = _ReportingPlanner(prefix, strict=strict, where=os.fspath(path))
+    planner = SafeLoadPlanner(prefix, strict=strict, weights_only=weights_only)
     reader = storage_reader(path, allow_cast=allow_cast, thread_count=thread_count)
     state_dict: Any = {prefix: wanted} if prefix else wanted
     dcp.load(
@@ -273,41 +264,4 @@ def load_into(
     )
     if is_module and any(not isinstance(value, torch.Tensor) for value in wanted.values()):
         target.load_state_dict(wanted, strict=False)  # type: ignore[union-attr]
-    assert planner.report is not None  # noqa: S101
     return planner.report
-
-
-class _ReportingPlanner(DefaultLoadPlanner):
-    """DCP's planner, comparing names before it plans."""
-
-    def __init__(self, prefix: str, *, strict: bool, where: str) -> None:
-        super().__init__(allow_partial_load=not strict)
-        self._prefix = prefix
-        self._where = where
-        self.report: LoadReport | None = None
-
-    def create_local_plan(self) -> LoadPlan:
-        """Compare names, then plan. Called on all ranks."""
-        assert self.metadata is not None  # noqa: S101
-        stored = self.metadata.state_dict_metadata
-        below = [fqn for fqn in stored if not self._prefix or fqn.startswith(self._prefix + ".")]
-        wanted = self.state_dict
-        self.report = LoadReport(
-            loaded=tuple(fqn for fqn in wanted if fqn in stored),
-            missing=tuple(fqn for fqn in wanted if fqn not in stored),
-            unexpected=tuple(fqn for fqn in below if fqn not in wanted),
-        )
-        if not self.allow_partial_load and (self.report.missing or self.report.unexpected):
-            raise TensorNotFoundError(
-                f"The target and {self._where!r} differ. Missing in the checkpoint: "
-                f"{_some(self.report.missing)}. Not wanted by the target: "
-                f"{_some(self.report.unexpected)}. Pass strict=False to load the rest."
-            )
-        return super().create_local_plan()
-
-
-def _some(fqns: tuple[str, ...]) -> str:
-    shown = ", ".join(map(repr, fqns[:3]))
-    if not fqns:
-        return "none"
-    return f"{len(fqns)}, such as {shown}" if len(fqns) > 3 else shown  # noqa: PLR2004

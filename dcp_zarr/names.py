@@ -179,6 +179,18 @@ def select(pattern: str, fqns: Sequence[str], *, where: str) -> list[str]:
 
 def not_found(fqn: str, fqns: Iterable[str], *, where: str) -> TensorNotFoundError:
     """Make the error for a name that is not there, with the names that are near."""
-    near = get_close_matches(fqn, list(fqns), n=3, cutoff=0.5)
-    hint = f" Near it: {', '.join(map(repr, near))}." if near else ""
+    close = get_close_matches(fqn, list(fqns), n=3, cutoff=0.5)
+    hint = f" Near it: {', '.join(map(repr, close))}." if close else ""
     return TensorNotFoundError(f"Nothing in {where} is named {fqn!r}.{hint}", fqn=fqn)
+
+
+def near(fqn: str, fqns: Iterable[str]) -> str:
+    """Return a hint at the name nearest to one that is not there, or nothing.
+
+    Examples
+    --------
+    >>> near("model.wieght", ["model.weight", "step"])
+    " (near: 'model.weight')"
+    """
+    close = get_close_matches(fqn, list(fqns), n=1, cutoff=0.6)
+    return f" (near: {close[0]!r})" if close else ""

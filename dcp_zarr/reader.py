@@ -172,12 +172,23 @@ class ZarrStorageReader(StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 entry = source.schema.objects[item.storage_index.fqn]
+                self._check_wants_object(entry.fqn, item, planner)
                 planner.load_bytes(item, io.BytesIO(_payload(source, entry)))
         jobs = self._jobs(
             [i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source
         )
         for job in engine.read(jobs, source, Limits.of(self._thread_count)):
             job.key()
+
+    def _check_wants_object(self, fqn: str, item: ReadItem, planner: LoadPlanner) -> None:
+        """Raise where an object would replace a tensor, as DCP's own planner lets it."""
+        wanted = getattr(planner, "state_dict", {}).get(item.dest_index.fqn)
+        if isinstance(wanted, torch.Tensor):
+            raise TensorMismatchError(
+                f"{fqn!r} is an object in {self._path!r}, but a tensor in the state dict. Drop the "
+                "entry, or give it the kind that was saved.",
+                fqn=fqn,
+            )
 
     def _jobs(
         self, items: list[ReadItem], planner: LoadPlanner, source: Source

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+import dcp_zarr
 from dcp_zarr import names
 from dcp_zarr.errors import TensorNotFoundError
 
@@ -40,6 +45,22 @@ def check_paths(paths):
     assert len(lower) == len(paths)
     assert not lower & {parent.lower() for parent in names.parents(paths.values())}
     assert names.OBJECTS_PATH not in lower
+
+
+def test_odd_names_save_and_load_and_are_read_by_zarr():
+    source = {fqn: torch.tensor([float(n)]) for n, fqn in enumerate(ODD)}
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr", sync_files=False)
+    dcp.save(source, storage_writer=writer, planner=planner, no_dist=True)
+    loaded = dcp_zarr.load("x.zarr", flat=True)
+    assert loaded == source
+    checkpoint = dcp_zarr.open_checkpoint("x.zarr")
+    assert checkpoint.verify() == []
+    arrays = [array for _, array in zarr.open_group("x.zarr", mode="r").members(max_depth=None)]
+    found = {a.attrs["dcp_zarr"]["fqn"]: a[...] for a in arrays if isinstance(a, zarr.Array)}
+    assert found == {fqn: value.numpy() for fqn, value in source.items()}
+    str(checkpoint.tree())
+    checkpoint._repr_html_()
 
 
 def test_paths_follow_the_dots_of_names():

@@ -108,7 +108,7 @@ def test_load_gives_the_nested_state_dict_or_a_part():
 def test_load_into_reports_what_it_did():
     model = torch.nn.Linear(2, 2)
     dcp_zarr.save({"m": {"weight": torch.ones(2, 2), "scale": torch.ones(1)}}, "x.zarr")
-    differ = "Missing in the checkpoint: 'm.bias'. Not wanted by the target: 'm.scale'. Pass strict"
+    differ = "Missing in the checkpoint: 'm.bias'. Not wanted by the state dict: 'm.scale'. Pass"
     with pytest.raises(torch.distributed.checkpoint.CheckpointException, match=differ):
         dcp_zarr.load_into(model, "x.zarr", "m")
     assert not (model.weight == 1).all()

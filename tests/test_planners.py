@@ -1,0 +1,74 @@
+"""What `SafeLoadPlanner` refuses, before anything is read."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import dcp_zarr
+from dcp_zarr import SafeLoadPlanner, ZarrStorageReader
+from dcp_zarr.errors import TensorMismatchError, TensorNotFoundError, UnsafeObjectError
+
+
+@pytest.fixture(autouse=True)
+def _checkpoint(_in_temporary_directory):
+    state = {"m": {"weight": torch.ones(2, 3)}, "step": 7, "code": (io.StringIO,), "gone": 1}
+    dcp_zarr.save(state, "x.zarr")
+
+
+def failure(state, planner):
+    with pytest.raises(dcp.CheckpointException) as caught:
+        dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"), planner=planner, no_dist=True)
+    return next(iter(caught.value.failures.values()))[0]
+
+
+def test_missing_names_come_with_what_is_near():
+    error = failure({"m": {"wieght": torch.zeros(2, 3)}}, SafeLoadPlanner("m"))
+    assert isinstance(error, TensorNotFoundError)
+    assert str(error) == (
+        "The checkpoint and the state dict differ. Missing in the checkpoint: 'm.wieght' (near: "
+        "'m.weight'). Not wanted by the state dict: 'm.weight'. Pass strict=False to load the rest."
+    )
+
+
+def test_many_missing_names_are_counted():
+    state = {"m": {f"w{n}": torch.zeros(1) for n in range(10)}}
+    assert "Missing in the checkpoint: 10, such as 'm.w0'" in str(
+        failure(state, SafeLoadPlanner("m"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"step": torch.zeros(1)}, "'step' is an object in the checkpoint, but a tensor in the"),
+        ({"m": {"weight": 1}}, "'m.weight' is a tensor in the checkpoint, but an object in the"),
+        (
+            {"m": {"weight": torch.zeros(3, 2)}},
+            "Tensor 'm.weight' is (2, 3) in the checkpoint, but the state dict wants (3, 2). A",
+        ),
+    ],
+)
+def test_other_kinds_and_sizes_are_refused(state, message):
+    error = failure(state, SafeLoadPlanner(strict=False))
+    assert isinstance(error, TensorMismatchError)
+    assert str(error).startswith(message)
+
+
+def test_an_object_never_replaces_a_tensor_in_dcps_own_planner_either():
+    error = failure({"step": torch.zeros(1)}, None)
+    assert isinstance(error, TensorMismatchError)
+    assert "'step' is an object in 'x.zarr', but a tensor in the state dict" in str(error)
+
+
+def test_objects_run_no_code():
+    planner = SafeLoadPlanner(strict=False)
+    assert isinstance(failure({"code": None}, planner), UnsafeObjectError)
+    state = {"code": None, "step": 0}
+    planner = SafeLoadPlanner(strict=False, weights_only=False)
+    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"), planner=planner, no_dist=True)
+    assert state == {"code": (io.StringIO,), "step": 7}
+    assert planner.report.unexpected == ("m.weight", "gone")
