@@ -191,3 +191,71 @@ def test_load_into_fills_a_module_that_is_spread_over_ranks(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
     dcp_zarr.save({"model": model.state_dict()}, tmp_path / "x.zarr")
     processes.run(2, tmp_path, load_module)
+
+
+def save_model_in_two_dimensions(rank, count):
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("fsdp", "tp"))
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(7, 6), torch.nn.Linear(6, 5))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["fsdp"])
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        model(torch.randn(3, 7)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    def full(state):
+        return {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
+
+    model, optimizer = make(0)
+    saved_model, saved_optimizer = get_state_dict(model, optimizer)
+    state = {"model": saved_model, "optimizer": saved_optimizer}
+    dcp.save(state, storage_writer=ZarrStorageWriter("x.zarr"))
+    expected = {k: v.clone() for k, v in full(saved_model).items()}
+    other_model, other_optimizer = make(1)
+    model_state, optimizer_state = get_state_dict(other_model, other_optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"))
+    set_state_dict(
+        other_model,
+        other_optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    for name, tensor in full(other_model.state_dict()).items():
+        assert torch.equal(tensor, expected[name]), name
+    if rank == 0:
+        loaded = dcp_zarr.load("x.zarr", "model")["model"]
+        assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_a_model_under_fsdp_and_tensor_parallel_trains_saves_and_resumes(tmp_path):
+    processes.run(4, tmp_path, save_model_in_two_dimensions)
+
+
+def save_replicated(rank, count):
+    mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
+    whole = torch.arange(70.0).reshape(7, 10)
+    state = {"hsdp": distribute_tensor(whole, mesh, [Replicate(), Shard(0)])}
+    state["all"] = distribute_tensor(whole, init_device_mesh("cpu", (count,)), [Shard(1)])
+    dcp.save(state, storage_writer=ZarrStorageWriter("x.zarr"))
+
+
+def test_replicas_are_written_once(tmp_path):
+    processes.run(4, tmp_path, save_replicated)
+    loaded = dcp_zarr.load(tmp_path / "x.zarr")
+    whole = torch.arange(70.0).reshape(7, 10)
+    assert torch.equal(loaded["hsdp"], whole)
+    assert torch.equal(loaded["all"], whole)
+    regions = dcp_zarr.open_checkpoint(tmp_path / "x.zarr")["hsdp"].regions
+    assert [str(region) for region in regions] == ["[0:4, 0:10]", "[4:7, 0:10]"]

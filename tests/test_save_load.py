@@ -64,6 +64,37 @@ def test_meshes_of_two_axes_with_read_chunks_of_any_size(saved, loaded, read_chu
     assert torch.equal(loaded_whole, whole)
 
 
+def strided(whole, tp, fsdp):
+    """Cut rows as FSDP2 over tensor parallel does: each of `tp` parts is cut again by `fsdp`."""
+    found = []
+    for start, size in ranks.even(len(whole), tp):
+        for offset, rows in ranks.even(size, fsdp):
+            box = dcp_zarr.Region((start + offset, 0), (rows, whole.shape[1]))
+            found.append(Part(whole, box))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "tp", "fsdp"), [(6, 2, 2), (50257, 2, 4), (4096, 8, 24), (1009, 3, 5), (50257, 4, 16)]
+)
+def test_fsdp_over_tensor_parallel_rows_that_do_not_divide(rows, tp, fsdp):
+    whole = values((rows, 24), torch.bfloat16)
+    states = [{"w": part} for part in strided(whole, tp, fsdp)]
+    metadata = ranks.save(writer(), states)
+    assert ZarrStorageReader("x.zarr").read_metadata() == metadata
+    targets = strided(torch.zeros_like(whole), 3, 2)
+    ranks.load(ZarrStorageReader("x.zarr"), [{"w": part} for part in targets])
+    assert torch.equal(targets[0].whole, whole)
+
+
+def test_a_tensor_of_experts_given_out_unevenly():
+    """Expert parallel: ranks hold experts 0; 1 and 2; 3 to 6, whole."""
+    whole = values((7, 130, 20))
+    boxes = [((0, 0, 0), (1, 130, 20)), ((1, 0, 0), (2, 130, 20)), ((3, 0, 0), (4, 130, 20))]
+    ranks.save(writer(), [{"w": Part(whole, dcp_zarr.Region(*box))} for box in boxes])
+    assert torch.equal(dcp_zarr.load("x.zarr")["w"], whole)
+
+
 @pytest.mark.parametrize("compression", [None, "fast", "small"])
 def test_large_regions_that_do_not_divide(compression):
     whole = values((1009, 300), torch.bfloat16)
