@@ -74,13 +74,17 @@ class SavePlanner(DefaultSavePlanner):
 
     def lookup_object(self, index):
         value = self.state_dict[index.fqn]
-        if isinstance(value, list):
+        if _are_parts(value):
             return next(p.local for p in value if tuple(p.region.offsets) == tuple(index.offset))
         return value.local if isinstance(value, Part) else value
 
 
+def _are_parts(value):
+    return isinstance(value, list) and all(isinstance(part, Part) for part in value)
+
+
 def _items(fqn, value):
-    if isinstance(value, list):
+    if _are_parts(value):
         return [item for part in value for item in _items(fqn, part)]
     if not isinstance(value, (Part, torch.Tensor)):
         return [WriteItem(MetadataIndex(fqn), WriteItemType.BYTE_IO)]
@@ -103,8 +107,8 @@ def plan(writers, states):
     ]
     deduped = planners[0]._dedup_save_plans(local)
     plans, metadata = create_default_global_save_plan(deduped)
-    fqns = {item.index.fqn for each in plans for item in each.items}
-    metadata = replace(metadata, planner_data={fqn: (fqn,) for fqn in fqns})
+    flat = {fqn: (fqn,) for fqn in metadata.state_dict_metadata}
+    metadata = replace(metadata, planner_data=flat)
     return planners, writers[0].prepare_global_plan(plans), metadata
 
 

@@ -1,0 +1,101 @@
+"""Checkpoints of every format version ever released load for ever.
+
+A new version adds a sample: ``python -m tests.test_old_samples`` writes that of the present one.
+Samples are never written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dcp_zarr
+from dcp_zarr import tensors
+from dcp_zarr.schema import FORMAT_VERSION
+from tests import ranks
+from tests.ranks import parts
+
+SAMPLES = Path(__file__).parent / "data"
+
+
+def counting(shape, name):
+    """Return a tensor of any dtype whose bits count up."""
+    itemsize = torch.empty(0, dtype=getattr(torch, name)).element_size()
+    raw = np.arange(int(np.prod(shape)) * itemsize, dtype=np.uint64) * 37 % 251
+    if name == "bool":
+        raw %= 2
+    bits = raw.astype(np.uint8).view(f"u{itemsize}" if itemsize <= 8 else "c16")
+    return tensors.from_bits(bits.reshape(shape), name)
+
+
+def state():
+    """Return what every sample holds: layouts, dtypes, names and objects of all kinds."""
+    return {
+        "model.large": counting((300, 64), "float32"),
+        "model.cut": counting((11,), "bfloat16"),
+        "model.columns": counting((70, 300), "float32"),
+        **{f"dtypes.{name}": counting((3, 2), name) for name in ("bool", "int64", "complex64")},
+        "dtypes.float8_e4m3fn": counting((5,), "float8_e4m3fn"),
+        "scalar": torch.tensor(1.5),
+        "none": torch.zeros(0, 4),
+        "odd/näme": torch.ones(1),
+        "scalar.below": torch.ones(2),
+        "step": 1000,
+        "betas": (0.9, 0.95),
+        "names": ["a", None, {"lr": 0.1}],
+    }
+
+
+def write_sample(path):
+    """Save the state from two ranks."""
+    whole = state()
+    cuts = {"model.large": (2, 1), "model.cut": (2,), "model.columns": (1, 2)}
+    halves = {fqn: parts(whole[fqn], counts) for fqn, counts in cuts.items()}
+    rest = {fqn: value for fqn, value in whole.items() if fqn not in cuts}
+    states = [{fqn: half[0] for fqn, half in halves.items()} | rest]
+    states.append({fqn: half[1] for fqn, half in halves.items()})
+    rules = {"model.large": "fast", "model.columns": None, "": "small"}
+    options = {"compression": rules, "read_chunk_bytes": 10_000, "overwrite": False}
+    ranks.save(lambda: dcp_zarr.ZarrStorageWriter(path, **options), states)
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("v*.zarr")), ids=lambda path: path.stem)
+def test_a_sample_loads_exactly(path):
+    expected = state()
+    loaded = dcp_zarr.load(path, flat=True)
+    assert loaded.keys() == expected.keys()
+    for fqn, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert loaded[fqn].dtype == value.dtype
+            np.testing.assert_array_equal(tensors.bits(loaded[fqn]), tensors.bits(value))
+        else:
+            assert loaded[fqn] == value
+    assert dcp_zarr.open_checkpoint(path).verify() == []
+
+
+def test_the_present_version_has_its_sample_and_still_writes_its_bytes(tmp_path):
+    """A change of the bytes without a new version fails here."""
+    write_sample(tmp_path / "now.zarr")
+    sample = SAMPLES / f"v{FORMAT_VERSION}.zarr"
+    old = {path.relative_to(sample): path for path in sample.rglob("*") if path.is_file()}
+    now = tmp_path / "now.zarr"
+    assert {p.relative_to(now) for p in now.rglob("*") if p.is_file()} == old.keys()
+    for name, path in old.items():
+        if name.name == "zarr.json" and name != Path("zarr.json"):
+            assert (now / name).read_bytes() == path.read_bytes()
+    roots = [json.loads((p / "zarr.json").read_text())["attributes"] for p in (sample, now)]
+    for root in roots:
+        for entry in root["dcp_zarr"]["entries"]:
+            entry.pop("stored_nbytes", None)  # a codec's library may get better
+    for member in ("entries", "codecs", "planner_data", "objects_codec", "metadata_version"):
+        assert roots[0]["dcp_zarr"][member] == roots[1]["dcp_zarr"][member]
+
+
+if __name__ == "__main__":
+    os.chdir(SAMPLES)
+    write_sample(f"v{FORMAT_VERSION}.zarr")
