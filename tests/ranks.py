@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
@@ -105,7 +106,7 @@ def plan(writers, states):
     local = [
         w.prepare_local_plan(p.create_local_plan()) for w, p in zip(writers, planners, strict=True)
     ]
-    deduped = planners[0]._dedup_save_plans(local)
+    deduped = dedup_save_plans(local)
     plans, metadata = create_default_global_save_plan(deduped)
     flat = {fqn: (fqn,) for fqn in metadata.state_dict_metadata}
     metadata = replace(metadata, planner_data=flat)

@@ -27,10 +27,10 @@ CACHES = (
 @pytest.fixture
 def _fresh_plan_cache():
     for name in CACHES:
-        getattr(SavePlanner, name).clear()
+        getattr(SavePlanner, name, {}).clear()
     yield
     for name in CACHES:
-        getattr(SavePlanner, name).clear()
+        getattr(SavePlanner, name, {}).clear()
 
 
 def cached_save(state, writer):

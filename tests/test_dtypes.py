@@ -21,6 +21,8 @@ from dcp_zarr.errors import OptionError, UnsupportedTensorError
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
+# An older torch lacks the youngest dtypes.
+DTYPES = [name for name in TABLE if hasattr(torch, name)]
 READERS = ["dcp_zarr", "zarr", "tensorstore", "zarrs"]
 TENSORSTORE_LACKS = {"complex32"}
 ZARRS_FALLS_BACK = EXTENSION_TYPES
@@ -61,7 +63,7 @@ def read_with(reader, path):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", DTYPES)
 def test_every_bit_pattern_of_a_dtype_survives(name, reader, tmp_path):
     if reader == "tensorstore" and name in TENSORSTORE_LACKS:
         reader = "zarr"
@@ -74,16 +76,17 @@ def test_every_bit_pattern_of_a_dtype_survives(name, reader, tmp_path):
     np.testing.assert_array_equal(bits_of(found), bits_of(tensors.bits(source)))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", DTYPES)
 def test_torch_gets_its_dtype_back(name):
     source = every_pattern(name)
     dcp_zarr.save({"w": source}, "x.zarr")
     loaded = dcp_zarr.load("x.zarr")["w"]
     assert loaded.dtype == source.dtype
-    np.testing.assert_array_equal(tensors.bits(loaded), tensors.bits(source))
+    np.testing.assert_array_equal(bits_of(tensors.bits(loaded)), bits_of(tensors.bits(source)))
     part = dcp_zarr.open_checkpoint("x.zarr")["w"][3:5, ::-2]
     assert part.dtype == source.dtype
-    np.testing.assert_array_equal(tensors.bits(part), tensors.bits(source)[3:5, ::-2])
+    expected = tensors.bits(source)[3:5, ::-2]
+    np.testing.assert_array_equal(bits_of(tensors.bits(part)), bits_of(expected))
 
 
 CODECS = {
@@ -161,7 +164,7 @@ def test_a_fresh_zarr_reads_bfloat16_because_the_package_is_installed(tmp_path):
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[1 1 1]\n"
 
 
-@pytest.mark.parametrize("name", [*PACKED])
+@pytest.mark.parametrize("name", [name for name in PACKED if name in DTYPES])
 def test_packed_types_are_stored_as_their_bytes(name, tmp_path):
     source = every_pattern(name)
     dcp_zarr.save({"w": source}, tmp_path / "x.zarr")

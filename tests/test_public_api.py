@@ -42,7 +42,8 @@ def test_every_method_and_parameter_of_dcps_classes_is_there(abstract, ours):
         assert name in vars(ours) or not getattr(method, "__isabstractmethod__", False), name
         expected = [(p.name, p.kind) for p in inspect.signature(method).parameters.values()]
         found = [(p.name, p.kind) for p in inspect.signature(mine).parameters.values()]
-        assert found == expected, name
+        # Older torch asks for fewer; what it asks for is there, in its order.
+        assert [parameter for parameter in found if parameter in expected] == expected, name
     assert ours.__mro__[1] is abstract
 
 
