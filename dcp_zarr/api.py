@@ -14,6 +14,7 @@ from dcp_zarr import engine, tensors
 from dcp_zarr.checkpoint import read_object, select_entries
 from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import OptionError
+from dcp_zarr.local_files import local_path
 from dcp_zarr.planners import LoadReport, SafeLoadPlanner
 from dcp_zarr.reader import ZarrStorageReader, target_jobs
 from dcp_zarr.region import Region
@@ -142,7 +143,7 @@ def load(
     >>> load("step-1.zarr", "model", flat=True)
     {'model.w': tensor([1., 1.])}
     """
-    source = DirectorySource(path)
+    source = DirectorySource(local_path(path))
     try:
         values = _load_selected(source, pattern, weights_only=weights_only, threads=thread_count)
         if flat:

@@ -18,6 +18,7 @@ from dcp_zarr.errors import (
     TensorNotFoundError,
 )
 from dcp_zarr.lazy_tensor import LazyTensor
+from dcp_zarr.local_files import local_path
 from dcp_zarr.region import Region, coordinates
 from dcp_zarr.tasks import Limits
 
@@ -53,7 +54,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     >>> checkpoint["model.w"][1]
     tensor([3., 4., 5.])
     """
-    return Checkpoint(DirectorySource(os.fspath(path)))
+    return Checkpoint(DirectorySource(local_path(path)))
 
 
 @dataclass(frozen=True, slots=True)

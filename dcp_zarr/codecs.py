@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numcodecs
@@ -64,6 +65,9 @@ class Codec:
 
     def compressor(self) -> numcodecs.abc.Codec | None:
         """Return the numcodecs object that encodes and decodes; None where there is none."""
+        return _compressor(self)
+
+    def _make_compressor(self) -> numcodecs.abc.Codec | None:
         configuration = dict(self.configuration)
         if self.name == "blosc":
             shuffles = {text: number for number, text in _SHUFFLES.items()}
@@ -100,6 +104,11 @@ class Codec:
             decoded = memoryview(_decode(compressor, stored, None)).cast("B")
             _expect(len(decoded), out.nbytes)
             out.reshape(-1).view("u1")[:] = decoded
+
+
+@lru_cache(maxsize=64)
+def _compressor(codec: Codec) -> numcodecs.abc.Codec | None:
+    return codec._make_compressor()
 
 
 def _decode(compressor: numcodecs.abc.Codec, stored: memoryview, out: NDArray[Any] | None) -> Any:  # noqa: ANN401
@@ -177,7 +186,7 @@ class CompressionRules:
     def codec(self, fqn: str, itemsize: int, read_chunk_nbytes: int) -> Codec:
         """Return the codec of an array, given the uncompressed size of its read chunks."""
         for pattern, compression in self.rules:
-            if any(names.pattern_matches(pattern, [fqn])):
+            if not pattern or any(names.pattern_matches(pattern, [fqn])):
                 return _codec(compression, itemsize, read_chunk_nbytes)
         return _codec("fast", itemsize, read_chunk_nbytes)
 

@@ -7,8 +7,10 @@ steps aside as ``.{name}.old`` for a moment, and readers look there when the nam
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import glob
 import logging
 import os
 import shutil
@@ -42,26 +44,40 @@ class LocalCommit:
         self.partial = self._sibling("partial")
         self.staging = self.partial / STAGING
         self.old = self._sibling("old")
+        self._committing = self._sibling("commit")
         self._mark = f"save-{uuid.uuid4().hex}"
 
     def _sibling(self, word: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{word}")
 
-    def prepare(self) -> None:
-        """Make the empty partial directory; what a dead save left is moved aside and removed.
-
-        A straggler of that save goes on writing into the directory that was moved.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def recover(self) -> None:
+        """Put the old checkpoint back where a swap was broken off half-way."""
         if self.old.exists() and not self.path.exists():
             self.old.rename(self.path)
-        for leftover in (self.partial, self.old):
-            if leftover.exists() or leftover.is_symlink():
-                aside = self._sibling(f"stale-{uuid.uuid4().hex[:8]}")
-                leftover.rename(aside)
-                _remove(aside)
+
+    def prepare(self) -> None:
+        """Make the empty partial directory; what dead saves left is moved aside and removed.
+
+        A straggler of such a save goes on writing into the directory that was moved.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in (self.partial, self._committing, self.old):
+            self._move_aside(leftover)
+        for stale in self.path.parent.glob(f".{glob.escape(self.path.name)}.stale-*"):
+            _remove(stale)
         self.staging.mkdir(parents=True)
         (self.staging / self._mark).touch(exist_ok=False)
+
+    def _move_aside(self, leftover: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            leftover.rename(self._sibling(f"stale-{uuid.uuid4().hex[:8]}"))
+
+    def discard(self) -> None:
+        """Remove the partial directory, if it is still this save's."""
+        if (self.staging / self._mark).exists():
+            self._move_aside(self.partial)
+            for stale in self.path.parent.glob(f".{glob.escape(self.path.name)}.stale-*"):
+                _remove(stale)
 
     def check_unchanged(self) -> None:
         """Raise unless the partial directory is still the one that `prepare` made.
@@ -72,11 +88,14 @@ class LocalCommit:
             If another save to the same path has taken it.
         """
         if not (self.staging / self._mark).exists():
-            raise SaveError(
-                f"Another save to {str(self.path)!r} began while this one was writing; this one "
-                "is given up. Save to one path from one job at a time.",
-                path=str(self.path),
-            )
+            raise self._taken()
+
+    def _taken(self) -> SaveError:
+        return SaveError(
+            f"Another save to {str(self.path)!r} began while this one was writing; this one is "
+            "given up. Save to one path from one job at a time.",
+            path=str(self.path),
+        )
 
     def commit(self, *, sync: bool) -> None:
         """Put the partial directory in the place of the path, and remove what stood there.
@@ -86,23 +105,30 @@ class LocalCommit:
         sync
             Make the swap durable before anything old is removed.
         """
-        self.check_unchanged()
-        shutil.rmtree(self.staging)
+        # Under a name of its own first: what is checked is then what is swapped.
+        self.partial.rename(self._committing)
+        if not (self._committing / STAGING / self._mark).exists():
+            self._committing.rename(self.partial)
+            raise self._taken()
+        shutil.rmtree(self._committing / STAGING)
         if sync:
-            sync_directory(self.partial)
-        replaced: Path | None = None
-        if not self.path.exists():
-            self.partial.rename(self.path)
-        elif exchange(self.partial, self.path):
-            replaced = self.partial
-        else:
-            self.path.rename(self.old)
-            self.partial.rename(self.path)
-            replaced = self.old
+            sync_directory(self._committing)
+        replaced = self._swap()
         if sync:
             sync_directory(self.path.parent)
         if replaced is not None:
             _remove(replaced)
+
+    def _swap(self) -> Path | None:
+        """Give the path to the new checkpoint; return where the old one is."""
+        if not self.path.exists():
+            self._committing.rename(self.path)
+            return None
+        if exchange(self._committing, self.path):
+            return self._committing
+        self.path.rename(self.old)
+        self._committing.rename(self.path)
+        return self.old
 
 
 def exchange(first: Path, second: Path) -> bool:

@@ -56,6 +56,9 @@ class Target(Protocol):
             If something stands at the path that must not be replaced.
         """
 
+    def discard(self) -> None:
+        """Remove what a save left that was given up. Coordinator only."""
+
     def open_sink(self, rank: int) -> Sink:
         """Open the place for a rank's bytes."""
 

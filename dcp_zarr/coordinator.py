@@ -99,7 +99,8 @@ def plan_save(
     -------
     Layouts of the tensors by FQN, and paths of tensors and objects by FQN.
     """
-    options.compression.check_patterns([*tensors, *objects])
+    if tensors or objects:  # DCP's plan cache may pass none
+        options.compression.check_patterns([*tensors, *objects])
     paths = assign_paths([*tensors, *objects])
     layouts = plan_layouts(
         {fqn: plan.tiling for fqn, plan in sorted(tensors.items())},
@@ -112,7 +113,15 @@ def plan_save(
 
 def fingerprint(assignment: Assignment) -> int:
     """Return a number that differs where an item would be written in another way."""
-    return zlib.crc32(repr(assignment).encode())
+    array, region = assignment.array, assignment.region
+    shapes = array.shape, array.read_chunk_shape, array.write_chunk_shape
+    described = f"{array.path} {array.itemsize} {shapes} {region.offsets} {region.sizes}"
+    return zlib.crc32(described.encode("utf-8", "surrogatepass"))
+
+
+def path_fingerprint(path: str) -> int:
+    """Return a number that differs where an object's bytes would lie elsewhere."""
+    return zlib.crc32(path.encode())
 
 
 def complete(
@@ -150,7 +159,9 @@ def complete(
     """
     objects = [fqn for fqn in order if fqn not in tensors]
     layouts, paths = plan_save(tensors, objects, options)
-    assignments = [_assignments(rank, written, layouts) for rank, written in enumerate(results)]
+    assignments = [
+        _assignments(rank, written, layouts, paths) for rank, written in enumerate(results)
+    ]
     _check_complete(tensors, objects, results)
     _check_placed(target, layouts, assignments)
     stored = _stored_nbytes(tensors, results)
@@ -161,6 +172,7 @@ def complete(
         for fqn, nbytes in engine.write(cut, sink, limits).items():
             stored[str(fqn)] += nbytes
         entries, packed = _collect_objects(target, results, paths)
+        _check_own_arrays(target, entries, results)
         if packed is not None:
             job = bytes_job(*packed, objects_codec)
             engine.write([job], sink, limits)
@@ -203,25 +215,27 @@ def _stored_nbytes(
 
 
 def _assignments(
-    rank: int, written: Sequence[Written], layouts: Mapping[str, ArrayLayout]
+    rank: int,
+    written: Sequence[Written],
+    layouts: Mapping[str, ArrayLayout],
+    paths: Mapping[str, str],
 ) -> list[Assignment]:
     """Return what a rank's write items should have come to; raise where it was something else."""
     assignments = []
     for item in written:
-        if item.region is None:
-            continue
-        if item.fqn not in layouts:
-            raise SaveError(f"Rank {rank} wrote tensor {item.fqn!r}, which no plan has.", rank=rank)
-        assignment = Assignment(layouts[item.fqn], item.region)
-        if fingerprint(assignment) != item.fingerprint:
+        if item.region is not None and item.fqn in layouts:
+            assignments.append(Assignment(layouts[item.fqn], item.region))
+            expected = fingerprint(assignments[-1])
+        else:
+            expected = path_fingerprint(paths.get(item.fqn, ""))
+        if expected != item.fingerprint:
             raise SaveError(
-                f"Rank {rank} wrote tensor {item.fqn!r} {item.region} by an outdated plan; the "
+                f"Rank {rank} wrote {item.fqn!r} {item.region or ''} by an outdated plan; the "
                 "save is given up. Use DefaultSavePlanner(enable_plan_caching=False).",
                 fqn=item.fqn,
                 region=str(item.region),
                 rank=rank,
             )
-        assignments.append(assignment)
     return assignments
 
 
@@ -259,6 +273,19 @@ def _check_placed(
                 placed[assignment.array.fqn] |= dict.fromkeys(coordinates(write_chunks), rank)
     for fqn, ranks in placed.items():
         target.check_placed(layouts[fqn], ranks)
+
+
+def _check_own_arrays(
+    target: Target, entries: Mapping[str, Entry], results: Sequence[Sequence[Written]]
+) -> None:
+    """Raise unless the coordinator sees the arrays of large objects."""
+    for rank, written in enumerate(results):
+        for item in written:
+            entry = entries.get(item.fqn)
+            if entry is None or entry.array is None or entry.array.path == OBJECTS_PATH:
+                continue
+            whole = entry.array.write_grid.touched(Region.whole(entry.array.shape))
+            target.check_placed(entry.array, dict.fromkeys(coordinates(whole), rank))
 
 
 def _cut_jobs(

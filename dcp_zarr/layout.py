@@ -142,6 +142,8 @@ class Assignment:
     @property
     def pieces_nbytes(self) -> int:
         """Uncompressed bytes of all pieces."""
+        if self.region.sizes == self.array.shape:
+            return 0
         grid, inner = self.array.read_grid, self.read_chunks
         if not inner.volume:
             return self.region.volume * self.array.itemsize

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from dcp_zarr.errors import OptionError
 
 if TYPE_CHECKING:
     from dcp_zarr.container import Buffer
 
 _MAX_BUFFERS = 512
 """Buffers in one system call; Linux allows 1024."""
+
+
+def local_path(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a path as text.
+
+    Raises
+    ------
+    OptionError
+        If it is empty, or an address of an object store.
+    """
+    text = os.fsdecode(path)
+    if not text:
+        raise OptionError("The path is empty; give a path that ends in .zarr.")
+    # A Path has lost one of the slashes.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise OptionError(f"{text!r} is not a local path, and dcp_zarr knows local paths only.")
+    return text
 
 
 def write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from dcp_zarr import tensors
 from dcp_zarr.coordinator import Description, SaveOptions, TensorPlan, Written
 from dcp_zarr.dtypes import dtype_of
-from dcp_zarr.errors import OptionError, SaveError, UnsupportedTensorError
+from dcp_zarr.errors import LayoutError, SaveError, UnsupportedTensorError
 from dcp_zarr.region import Region, Tiling
 from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
 
@@ -35,22 +34,6 @@ _DEFAULT_PROPERTIES = {
     "memory_format": "contiguous_format",
     "pin_memory": False,
 }
-
-
-def local_path(path: str | os.PathLike[str] | None) -> str | None:
-    """Return a path as text.
-
-    Raises
-    ------
-    OptionError
-        If it is an address of an object store.
-    """
-    if path is None:
-        return None
-    text = os.fspath(path)
-    if "://" in text:
-        raise OptionError(f"{text!r} is not a local path, and dcp_zarr saves to local paths only.")
-    return text
 
 
 def region(item: WriteItem) -> Region:
@@ -66,11 +49,14 @@ def tensor_plans(
     """Return what the plans of all ranks say of tensors, and the names of objects."""
     items: dict[str, list[WriteItem]] = {}
     objects = []
-    for item in (item for plan in plans for item in plan.items):
-        if item.type == WriteItemType.BYTE_IO:
-            objects.append(item.index.fqn)
-        else:
-            items.setdefault(item.index.fqn, []).append(item)
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                objects.append(item.index.fqn)
+                continue
+            of_tensor = items.setdefault(item.index.fqn, [])
+            of_tensor.append(item)
+            _check_agrees(item, of_tensor[0], rank)
     planned = {}
     for fqn, of_tensor in items.items():
         first = of_tensor[0].tensor_data
@@ -78,6 +64,21 @@ def tensor_plans(
         tiling = Tiling.of(tuple(first.size), [region(item) for item in of_tensor])
         planned[fqn] = _tensor_plan(fqn, first.properties, tiling, options)
     return planned, objects
+
+
+def _check_agrees(item: WriteItem, first: WriteItem, rank: int) -> None:
+    """Raise where ranks disagree on what a tensor is."""
+    found, expected = item.tensor_data, first.tensor_data
+    assert found is not None  # noqa: S101
+    assert expected is not None  # noqa: S101
+    if (found.size, found.properties.dtype) != (expected.size, expected.properties.dtype):
+        raise LayoutError(
+            f"Ranks disagree on tensor {item.index.fqn!r}: rank {rank} saves a part of "
+            f"{found.properties.dtype} {tuple(found.size)}, another rank one of "
+            f"{expected.properties.dtype} {tuple(expected.size)}.",
+            fqn=item.index.fqn,
+            rank=rank,
+        )
 
 
 def planned_tensors(metadata: Metadata, options: SaveOptions) -> dict[str, TensorPlan]:
@@ -111,18 +112,16 @@ def _tensor_plan(
     return TensorPlan(dtype, tiling, changed)
 
 
-def written(results: Sequence[Sequence[WriteResult]], metadata: Metadata) -> list[list[Written]]:
+def written(results: Sequence[Sequence[WriteResult]]) -> list[list[Written]]:
     """Return what the ranks report."""
-    return [[_written(result, metadata) for result in of_rank] for of_rank in results]
+    return [[_written(result) for result in of_rank] for of_rank in results]
 
 
-def _written(result: WriteResult, metadata: Metadata) -> Written:
+def _written(result: WriteResult) -> Written:
     fqn, offset = result.index.fqn, result.index.offset
-    entry = metadata.state_dict_metadata.get(fqn)
-    if result.storage_data is None or isinstance(entry, BytesStorageMetadata):
-        return Written(fqn, None, result.size_in_bytes, None)
     fingerprint, sizes = result.storage_data
-    return Written(fqn, Region(tuple(offset or ()), sizes), result.size_in_bytes, fingerprint)
+    box = None if sizes is None else Region(tuple(offset or ()), sizes)
+    return Written(fqn, box, result.size_in_bytes, fingerprint)
 
 
 def description(metadata: Metadata, save_id: str) -> Description:
@@ -167,11 +166,17 @@ def metadata_from(schema: Schema) -> Metadata:
     metadata = Metadata(
         state_dict_metadata=described,
         planner_data=schema.planner_data,
-        storage_meta=StorageMeta(**schema.storage_meta) if schema.storage_meta else None,
+        storage_meta=None if schema.storage_meta is None else _storage_meta(schema.storage_meta),
     )
     if schema.metadata_version is not None:
         metadata.version = schema.metadata_version
     return metadata
+
+
+def _storage_meta(described: Mapping[str, Any]) -> StorageMeta:
+    """Return DCP's object; fields that the installed torch does not know are left out."""
+    known = {field.name for field in dataclasses.fields(StorageMeta)}
+    return StorageMeta(**{key: value for key, value in described.items() if key in known})
 
 
 def _tensor_metadata(entry: TensorEntry) -> TensorStorageMetadata:

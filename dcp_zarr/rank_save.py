@@ -61,12 +61,15 @@ class RankSave:
         """Write everything; return a result for each item, in order."""
         stored = engine.write(self._jobs(), self._sink, limits)
         results = []
+        done: tuple[int, tuple[int, ...] | None]
         for number, (item, assignment) in enumerate(self._items):
             if isinstance(assignment, str):
-                results.append(WriteResult(item.index, self._object_sizes[number], None))
+                done = coordinator.path_fingerprint(assignment), None
+                nbytes = self._object_sizes[number]
             else:
                 done = coordinator.fingerprint(assignment), assignment.region.sizes
-                results.append(WriteResult(item.index, stored.get(number, 0), done))
+                nbytes = stored.get(number, 0)
+            results.append(WriteResult(item.index, nbytes, done))
         return results
 
     def _jobs(self) -> Iterator[engine.WriteJob]:
@@ -106,10 +109,10 @@ class RankSave:
 
 
 def _as_json(payload: memoryview) -> bytes | None:
-    """Return a pickled object as JSON, where JSON holds it exactly."""
+    """Return an object's bytes as JSON, where torch can read them and JSON holds the value."""
     try:
         return json_text(tensors.object_value(payload, ""))
-    except UnsafeObjectError:
+    except (UnsafeObjectError, EOFError, LookupError, RuntimeError, TypeError, ValueError):
         return None
 
 

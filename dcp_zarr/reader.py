@@ -22,7 +22,7 @@ from dcp_zarr import engine, metadata_words, tensors
 from dcp_zarr.checkpoint import read_object
 from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
-from dcp_zarr.metadata_words import local_path
+from dcp_zarr.local_files import local_path
 from dcp_zarr.region import Grid, Region, coordinates
 from dcp_zarr.tasks import Limits
 
@@ -69,7 +69,7 @@ class ZarrStorageReader(StorageReader):
         thread_count: int | None = None,
     ) -> None:
         super().__init__()
-        self._path = local_path(path)
+        self._path = None if path is None else local_path(path)
         self._allow_cast = allow_cast
         self._thread_count = thread_count
         self._source: Source | None = None

@@ -20,7 +20,7 @@ from dcp_zarr.containers.directory_target import DirectoryTarget
 from dcp_zarr.coordinator import SaveOptions
 from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.layout import Assignment, LayoutOptions
-from dcp_zarr.metadata_words import local_path
+from dcp_zarr.local_files import local_path
 from dcp_zarr.rank_save import RankPlan, RankSave
 from dcp_zarr.tasks import Limits
 
@@ -96,7 +96,7 @@ class ZarrStorageWriter(StorageWriter):
         self._sync_files = sync_files
         self._target: DirectoryTarget | None = None
         self._plans: list[SavePlan] = []
-        self._path = local_path(path)
+        self._path = None if path is None else local_path(path)
         self._save_id = str(uuid.uuid4())
 
     @property
@@ -148,6 +148,8 @@ class ZarrStorageWriter(StorageWriter):
         """
         planned, objects = metadata_words.tensor_plans(self._all_plans(plans), self._options)
         layouts, paths = coordinator.plan_save(planned, objects, self._options)
+        if self._target is not None:  # of a save that failed
+            self._target.discard()
         self._target = self._new_target()
         self._target.prepare()
         mapped = []
@@ -231,8 +233,9 @@ class ZarrStorageWriter(StorageWriter):
             self._target,
             metadata_words.planned_tensors(metadata, self._options),
             list(metadata.state_dict_metadata),
-            metadata_words.written(results, metadata),
+            metadata_words.written(results),
             self._options,
             metadata_words.description(metadata, self._save_id),
             self._limits,
         )
+        self._target = None

@@ -155,6 +155,14 @@ def read_root(document: bytes, *, where: str) -> Schema:
     return Schema.from_json(attributes["dcp_zarr"], where=where)
 
 
+def is_checkpoint(document: bytes) -> bool:
+    """Say whether a root document is that of a checkpoint, of any version, sound or not."""
+    try:
+        return "dcp_zarr" in json.loads(document)["attributes"]
+    except (ValueError, TypeError, LookupError):
+        return False
+
+
 def encode_index(extents: NDArray[np.uint64]) -> bytes:
     """Return a write chunk's index: offset and size of each read chunk in C order, and a crc32c.
 

@@ -157,5 +157,8 @@ def _rank(
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     try:
         function(*arguments)
+        # Under FSDP2 gloo's threads outlive the group, and one that still holds a tensor while
+        # Python ends aborts the process (pytorch/pytorch#190489): let them come to rest.
+        dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from dcp_zarr.schema import Schema
 
 
+_OPEN_TRIES = 5
+
+
 class DirectorySource:
     """A committed Zarr directory.
 
@@ -49,13 +52,30 @@ class DirectorySource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         commit = LocalCommit(path)
         self._where = str(commit.path)
-        self._root = _open_directory(commit)
         self._checked: set[str] = set()
+        document = self._open_root(commit)
         try:
-            self._schema = zarr_format.read_root(self._read_root(commit), where=self._where)
+            self._schema = zarr_format.read_root(document, where=self._where)
         except BaseException:
             self.close()
             raise
+
+    def _open_root(self, commit: LocalCommit) -> bytes:
+        """Open the directory, and read its root document; again where it was just replaced."""
+        for _ in range(_OPEN_TRIES):
+            self._root = _open_directory(commit)
+            try:
+                return self._read_root(commit)
+            except DcpZarrError:
+                replaced = self._is_replaced()
+                self.close()
+                if not replaced:
+                    raise
+        raise CorruptionError(f"{self._where!r} is replaced all the time.", path=self._where)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Open it again where it is unpickled: a descriptor means nothing in another process."""
+        return _reopen, (self._where, self._schema.save_id)
 
     def _read_root(self, commit: LocalCommit) -> bytes:
         try:
@@ -112,8 +132,15 @@ class DirectorySource:
             except CorruptionError as error:
                 yield str(error)
 
+    def _is_replaced(self) -> bool:
+        """Say whether another directory, or none, stands at the path now."""
+        try:
+            return not os.path.samestat(os.stat(self._where), os.fstat(self._root))
+        except FileNotFoundError:
+            return True
+
     def _since_replaced(self) -> str:
-        gone = os.fstat(self._root).st_nlink == 0
+        gone = self._is_replaced()
         return " because the checkpoint was replaced while it was read" if gone else ""
 
     def _check_document(self, path: str, digest: str) -> None:
@@ -138,8 +165,23 @@ class DirectorySource:
             self.close()
 
 
+def _reopen(path: str, save_id: str) -> DirectorySource:
+    """Open a checkpoint that was pickled open.
+
+    Raises
+    ------
+    CorruptionError
+        If another save stands there now.
+    """
+    source = DirectorySource(path)
+    if source.schema.save_id != save_id:
+        raise CorruptionError(f"{path!r} was replaced since it was opened; open it again.")
+    return source
+
+
 def _open_directory(commit: LocalCommit) -> int:
-    for path in (commit.path, commit.old):
+    # The last look is for a swap that ended between the first two.
+    for path in (commit.path, commit.old, commit.path):
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -6,9 +6,11 @@ whatever is renamed meanwhile.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -19,12 +21,7 @@ import numpy as np
 
 from dcp_zarr import names, zarr_format
 from dcp_zarr.commit import STAGING, LocalCommit
-from dcp_zarr.errors import (
-    CheckpointExistsError,
-    CorruptionError,
-    FormatError,
-    SaveError,
-)
+from dcp_zarr.errors import CheckpointExistsError, OptionError, SaveError
 from dcp_zarr.local_files import sync_directory, sync_file, write_all
 
 if TYPE_CHECKING:
@@ -34,6 +31,12 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema
+
+
+_MAX_NAME_BYTES = 230
+"""A file system allows 255; the hidden siblings have longer names."""
+_SYNC_THREADS = 8
+"""Threads that wait for files to become durable; the file system joins their waits."""
 
 
 class DirectoryTarget:
@@ -62,6 +65,8 @@ class DirectoryTarget:
     def prepare(self) -> None:
         """Check what stands at the path, and make the partial directory. Coordinator only."""
         path = self._commit.path
+        self._check_name(path)
+        self._commit.recover()
         if path.exists() and not _replaceable(path):
             raise CheckpointExistsError(
                 f"{self.where!r} exists and is not a dcp_zarr checkpoint; nothing was written. "
@@ -74,6 +79,20 @@ class DirectoryTarget:
                 path=self.where,
             )
         self._commit.prepare()
+
+    def _check_name(self, path: Path) -> None:
+        """Raise where a directory could not be swapped into the path."""
+        reason = None
+        if path.is_mount():
+            reason = "is a mount point, which no directory can replace; save below it"
+        elif len(os.fsencode(path.name)) > _MAX_NAME_BYTES:
+            reason = f"has a name of more than {_MAX_NAME_BYTES} bytes; choose a shorter one"
+        if reason is not None:
+            raise OptionError(f"{self.where!r} {reason}.", path=self.where)
+
+    def discard(self) -> None:
+        """Remove what a save left that was given up. Coordinator only."""
+        self._commit.discard()
 
     def open_sink(self, rank: int) -> DirectorySink:
         """Open the partial directory for a rank."""
@@ -103,8 +122,9 @@ class DirectoryTarget:
     def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
         """Raise unless an array's objects are all there. Coordinator only."""
         expected = {zarr_format.object_key(array, w): rank for w, rank in ranks.items()}
-        path = self._commit.partial / array.path
-        found = set(os.listdir(path)) if path.is_dir() else set()
+        found: set[str] = set()
+        with suppress(FileNotFoundError):
+            found.update(os.listdir(f"{self._commit.partial}/{array.path}"))
         for key, rank in expected.items():
             if key not in found:
                 raise self._not_visible(rank)
@@ -130,27 +150,31 @@ class DirectoryTarget:
         self._commit.check_unchanged()
         documents = dict(zarr_format.array_documents(schema))
         groups = names.parents(documents)
-        for path, document in documents.items():
-            (partial / path).mkdir(parents=True, exist_ok=True)
-            self._write_document(partial / path, document)
-        for path in groups:
-            self._write_document(partial / path, zarr_format.group_document())
         digests = {path: zarr_format.document_digest(d) for path, d in documents.items()}
-        schema = replace(schema, documents=digests)
-        self._write_document(partial, zarr_format.root_document(schema))
-        if self._sync:
-            for path in [*documents, *reversed(groups)]:
-                sync_directory(partial / path)
+        for path in [*groups, *documents]:
+            with suppress(FileExistsError):
+                os.mkdir(f"{partial}/{path}")
+        documents |= dict.fromkeys(groups, zarr_format.group_document())
+        write = functools.partial(_write_document, sync=self._sync)
+        with ThreadPoolExecutor(_SYNC_THREADS if self._sync else 1) as pool:
+            list(pool.map(write, [f"{partial}/{path}" for path in documents], documents.values()))
+            root = zarr_format.root_document(replace(schema, documents=digests))
+            write(f"{partial}", root)
+            if self._sync:
+                list(pool.map(sync_directory, [f"{partial}/{path}" for path in documents]))
         self._commit.commit(sync=self._sync)
 
-    def _write_document(self, directory: Path, document: bytes) -> None:
-        fd = os.open(directory / zarr_format.DOCUMENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            write_all(fd, 0, [document])
-            if self._sync:
-                sync_file(fd)
-        finally:
-            os.close(fd)
+
+def _write_document(directory: str, document: bytes, *, sync: bool) -> None:
+    """Write a group's or array's document, and make it durable."""
+    path = f"{directory}/{zarr_format.DOCUMENT}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        write_all(fd, 0, [document])
+        if sync:
+            sync_file(fd)
+    finally:
+        os.close(fd)
 
 
 def _replaceable(path: Path) -> bool:
@@ -158,14 +182,9 @@ def _replaceable(path: Path) -> bool:
     if not path.is_dir():
         return False
     try:
-        zarr_format.read_root((path / zarr_format.DOCUMENT).read_bytes(), where=str(path))
-    except CorruptionError:
-        return True
-    except FormatError:
-        return False
-    except OSError:
+        return zarr_format.is_checkpoint((path / zarr_format.DOCUMENT).read_bytes())
+    except FileNotFoundError:
         return not any(path.iterdir())
-    return True
 
 
 @dataclass(slots=True)
