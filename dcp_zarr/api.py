@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,14 +12,16 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from dcp_zarr import engine, tensors
-from dcp_zarr.checkpoint import read_object, select_entries
+from dcp_zarr.checkpoint import select_entries
 from dcp_zarr.containers.directory_source import DirectorySource
-from dcp_zarr.errors import OptionError
+from dcp_zarr.errors import DcpZarrError, OptionError
+from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
 from dcp_zarr.local_files import local_path
+from dcp_zarr.objects import read_objects
 from dcp_zarr.planners import LoadReport, SafeLoadPlanner
 from dcp_zarr.reader import ZarrStorageReader, target_jobs
 from dcp_zarr.region import Region
-from dcp_zarr.tasks import Limits
+from dcp_zarr.tasks import MEMORY_BUDGET_BYTES, Limits
 from dcp_zarr.writer import ZarrStorageWriter
 
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 
     from dcp_zarr.codecs import CompressionOption
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import ObjectEntry
 
 Path = str | os.PathLike[str]
 
@@ -72,6 +74,9 @@ def save(
     compression: CompressionOption = "fast",
     overwrite: bool = True,
     thread_count: int | None = None,
+    memory_budget_bytes: int = MEMORY_BUDGET_BYTES,
+    read_chunk_bytes: int = READ_CHUNK_BYTES,
+    write_chunk_bytes: int = WRITE_CHUNK_BYTES,
     sync_files: bool = True,
     dtype_encoding: str = "native",
 ) -> Metadata:
@@ -89,13 +94,31 @@ def save(
         compression=compression,
         overwrite=overwrite,
         thread_count=thread_count,
+        memory_budget_bytes=memory_budget_bytes,
+        read_chunk_bytes=read_chunk_bytes,
+        write_chunk_bytes=write_chunk_bytes,
         sync_files=sync_files,
         dtype_encoding=dtype_encoding,
     )
-    metadata: Metadata = dcp.save(
-        state_dict, storage_writer=writer, process_group=process_group, no_dist=_alone()
-    )
+    with _own_errors():
+        metadata: Metadata = dcp.save(
+            state_dict, storage_writer=writer, process_group=process_group, no_dist=_alone()
+        )
     return metadata
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the first rank's own error where each rank's is ours; DCP's is no `Exception`."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        ranks = sorted(error.failures)
+        errors = [error.failures[rank][0] for rank in ranks]
+        if not all(isinstance(own, DcpZarrError) for own in errors):
+            raise
+        errors[0].add_note(f"on rank {', '.join(map(str, ranks))}")
+        raise errors[0] from None
 
 
 def _alone() -> bool:
@@ -170,16 +193,13 @@ def _load_selected(
             region = Region.whole(entry.array.shape)
             jobs += list(target_jobs(entry, region, values[fqn], done=lambda: None))
         else:
-            values[fqn] = _object(source, objects[fqn], weights_only=weights_only)
+            values[fqn] = objects[fqn].json[0] if objects[fqn].json else None
+    stored = [objects[fqn] for fqn in selected if fqn in objects and not objects[fqn].json]
+    for held, payload in read_objects(source, stored):
+        values[held.fqn] = tensors.object_value(payload, held.fqn, weights_only=weights_only)
     for _ in engine.read(jobs, source, Limits.of(threads)):
         pass
     return values
-
-
-def _object(source: Source, entry: ObjectEntry, *, weights_only: bool) -> Any:  # noqa: ANN401
-    if entry.json:
-        return entry.json[0]
-    return tensors.object_value(read_object(source, entry), entry.fqn, weights_only=weights_only)
 
 
 class _Branch(dict[str | int, Any]):
@@ -256,13 +276,14 @@ def load_into(
     planner = SafeLoadPlanner(prefix, strict=strict, weights_only=weights_only)
     reader = storage_reader(path, allow_cast=allow_cast, thread_count=thread_count)
     state_dict: Any = {prefix: wanted} if prefix else wanted
-    dcp.load(
-        state_dict,
-        storage_reader=reader,
-        planner=planner,
-        process_group=process_group,
-        no_dist=_alone(),
-    )
+    with _own_errors():
+        dcp.load(
+            state_dict,
+            storage_reader=reader,
+            planner=planner,
+            process_group=process_group,
+            no_dist=_alone(),
+        )
     if is_module and any(not isinstance(value, torch.Tensor) for value in wanted.values()):
         target.load_state_dict(wanted, strict=False)  # type: ignore[union-attr]
     return planner.report

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from dcp_zarr import display, engine, names
 from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import (
@@ -19,6 +17,7 @@ from dcp_zarr.errors import (
 )
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.local_files import local_path
+from dcp_zarr.objects import read_objects
 from dcp_zarr.region import Region, coordinates
 from dcp_zarr.tasks import Limits
 
@@ -234,7 +233,8 @@ class Objects(Mapping[str, Any]):
             return entry.json[0]
         from dcp_zarr import tensors  # noqa: PLC0415
 
-        return tensors.object_value(read_object(self._source, entry), fqn)
+        ((_, payload),) = read_objects(self._source, [entry])
+        return tensors.object_value(payload, fqn)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the FQNs."""
@@ -246,18 +246,9 @@ class Objects(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """List the objects; nothing is read."""
-        rows = (f"{fqn}: {_object_row(entry).value}" for fqn, entry in self._entries.items())
+        named = ((display.printable(fqn), entry) for fqn, entry in self._entries.items())
+        rows = (f"{name}: {_object_row(entry).value}" for name, entry in named)
         return "\n".join(rows)
-
-
-def read_object(source: Source, entry: ObjectEntry) -> bytes:
-    """Return the bytes of an object that is stored as bytes."""
-    assert entry.array is not None  # noqa: S101
-    out = np.empty(entry.nbytes, np.uint8)
-    region = Region((entry.offset,), (entry.nbytes,))
-    job = engine.ReadJob(entry.array, source.schema.objects_codec, region, out)
-    list(engine.read([job], source, Limits(1)))
-    return out.tobytes()
 
 
 def select_entries(source: Source, pattern: str) -> Sequence[str]:

@@ -25,7 +25,7 @@ CHECKSUM_BYTES = 4
 SMALL_MIN_BYTES = 256 << 10
 """Below this size of a read chunk zstd loses its gain, and `small` uses LZ4."""
 
-_BLOSC_MAX_BYTES = 2**31 - 1
+_BLOSC_MAX_BYTES = 2**31 - 1 - 16  # its header counts
 _BLOSC_BLOCK_BYTES = 1 << 20
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _ALLOWED = "'fast', 'small', None, or numcodecs' Blosc, Zstd or GZip"

@@ -17,7 +17,8 @@ import numpy as np
 
 from dcp_zarr import engine, pieces
 from dcp_zarr.errors import SaveError
-from dcp_zarr.layout import Assignment, LayoutOptions, object_layout, plan_layouts
+from dcp_zarr.layout import Assignment, object_layout
+from dcp_zarr.layout_rules import LayoutOptions, plan_layouts
 from dcp_zarr.names import OBJECTS_PATH, assign_paths
 from dcp_zarr.region import Region, Tiling, coordinates
 from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _UNIT = 1024
 _MAX_REPR_LINES = 24
+_MAX_DEPTH = 100
 _STYLE = (
     "<style>.dcp-zarr{font:13px/1.5 system-ui,sans-serif}"
     ".dcp-zarr details{margin-left:1.2em}.dcp-zarr .leaf{margin-left:2.3em}"
@@ -103,7 +104,7 @@ def _grow(rows: Iterable[Row]) -> _Node:
     root = _Node()
     for row in rows:
         node = root
-        for segment in row.fqn.split("."):
+        for segment in row.fqn.split(".", _MAX_DEPTH):
             node = node.children.setdefault(segment, _Node())
         node.row = row
     return root
@@ -114,18 +115,19 @@ def _lines(node: _Node, indent: str) -> Iterator[str]:
     for number, (segment, child) in enumerate(node.children.items(), start=1):
         branch, below = ("└── ", "    ") if number == last else ("├── ", "│   ")
         described = child.row.summary() if child.row else child.totals()
-        yield f"{indent}{branch}{_printable(segment)}  {described}".rstrip()
+        yield f"{indent}{branch}{printable(segment)}  {described}".rstrip()
         yield from _lines(child, indent + below)
 
 
-def _printable(segment: str) -> str:
+def printable(segment: str) -> str:
+    """Return a name as it is, or quoted where it would not show."""
     return segment if segment.isprintable() and segment else repr(segment)
 
 
 def _html(node: _Node, depth: int) -> str:
     parts = []
     for segment, child in node.children.items():
-        name = f"<code>{escape(_printable(segment))}</code>"
+        name = f"<code>{escape(printable(segment))}</code>"
         described = child.row.summary() if child.row else child.totals()
         line = f"{name} <span class='faint'>{escape(described)}</span>"
         if child.children:

@@ -119,7 +119,7 @@ def read(jobs: Iterable[ReadJob], source: Source, limits: Limits) -> Iterator[Re
 
 def check(
     jobs: Iterable[CheckJob], source: Source, limits: Limits
-) -> Iterator[tuple[CheckJob, CorruptionError]]:
+) -> Iterator[tuple[CheckJob, Exception]]:
     """Read all stored read chunks of write chunks; yield those write chunks that are damaged."""
     tasks = tasks_of(jobs, lambda job: job.array.read_chunks_of(job.write_chunk), limits.task_bytes)
     work = partial(_check_task, source=source)
@@ -127,17 +127,15 @@ def check(
         yield from damage
 
 
-def _check_task(
-    parts: list[Part[CheckJob]], source: Source
-) -> list[tuple[CheckJob, CorruptionError]]:
-    damage = []
+def _check_task(parts: list[Part[CheckJob]], source: Source) -> list[tuple[CheckJob, Exception]]:
+    damage: list[tuple[CheckJob, Exception]] = []
     for part in parts:
         try:
             with source.open_object(part.job.array, part.write_chunk) as stored:
                 for run in _runs(part, stored):
                     for read_chunk, encoded, crc in _read_run(run, stored):
                         _check(encoded, crc, part.job.array, read_chunk)
-        except CorruptionError as error:
+        except (CorruptionError, OSError) as error:
             damage.append((part.job, error))
     return damage
 
@@ -183,7 +181,7 @@ def _read_task(parts: list[Part[ReadJob]], source: Source) -> None:
             with source.open_object(part.job.array, part.write_chunk) as stored:
                 for run in _runs(part, stored):
                     _fill(part.job, run, stored)
-        except CorruptionError as error:
+        except (CorruptionError, OSError) as error:
             fqn, region = part.job.array.fqn, str(part.job.region)
             raise CorruptionError(
                 f"Tensor {fqn!r} {region} in {source.where!r} cannot be read: {error}",

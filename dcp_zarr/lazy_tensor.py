@@ -25,7 +25,7 @@ Index = AxisIndex | tuple[AxisIndex, ...]
 
 
 class LazyTensor:
-    """A tensor in a checkpoint. Indexing reads the read chunks that it touches, and no others.
+    """A tensor in a checkpoint. Indexing reads the smallest box that holds what is asked for.
 
     ``tensor[...]`` gives a `torch.Tensor`, ``np.asarray(tensor)`` a numpy array without torch.
     """
@@ -108,7 +108,8 @@ class LazyTensor:
         out = np.empty(region.sizes, self._entry.dtype.bits)
         job = engine.ReadJob(self._entry.array, self._entry.codec, region, out)
         list(engine.read([job], self._source, Limits.of(None)))
-        return out if rest == (slice(None),) * len(rest) else np.array(out[rest], order="C")
+        whole = all(isinstance(part, slice) and part.step in (None, 1) for part in rest)
+        return out if whole else np.array(out[rest], order="C")
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""
@@ -126,9 +127,18 @@ class LazyTensor:
 def _bounding_region(index: Index, shape: Shape, fqn: str) -> tuple[Region, tuple[AxisIndex, ...]]:
     """Return the smallest region that holds an index, and the index within that region."""
     parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if not _is_plain(part):
+            raise OptionError(
+                f"Tensor {fqn!r} in a checkpoint takes integers, slices, ... and None, not "
+                f"{part!r:.80}. Read it first: tensor[...][index].",
+                fqn=fqn,
+            )
     axes_used = sum(part is not None and part is not ... for part in parts)
     if parts.count(...) > 1 or axes_used > len(shape):
-        raise IndexError(f"{index!r} has too many indices for tensor {fqn!r} of shape {shape}.")
+        raise IndexError(
+            f"{index!r} has too many indices or ellipses for tensor {fqn!r} of shape {shape}."
+        )
     if ... not in parts:
         parts = (*parts, ...)
     offsets: list[int] = []
@@ -150,6 +160,11 @@ def _bounding_region(index: Index, shape: Shape, fqn: str) -> tuple[Region, tupl
     return Region(tuple(offsets), tuple(sizes)), tuple(rest)
 
 
+def _is_plain(part: object) -> bool:
+    plain = part is None or part is ... or isinstance(part, (int, np.integer, slice))
+    return plain and not isinstance(part, bool)
+
+
 def _bounding_axis(part: AxisIndex, length: int, fqn: str) -> tuple[int, int, int | slice]:
     """Return start and length of the smallest range that holds an index, and the index in it."""
     if isinstance(part, slice):
@@ -158,12 +173,7 @@ def _bounding_axis(part: AxisIndex, length: int, fqn: str) -> tuple[int, int, in
             return 0, 0, slice(None)
         low, high = min(positions[0], positions[-1]), max(positions[0], positions[-1])
         return low, high - low + 1, slice(None, None, positions.step)
-    if isinstance(part, bool) or not hasattr(part, "__index__"):
-        raise OptionError(
-            f"Tensor {fqn!r} in a checkpoint takes integers, slices, ... and None, not {part!r}. "
-            "Read it first: tensor[...][index]."
-        )
-    position = part.__index__()  # type: ignore[union-attr]
+    position = int(part)  # type: ignore[arg-type]
     if not -length <= position < length:
         raise IndexError(f"Index {position} is out of range for an axis of {length} of {fqn!r}.")
     return position % length, 1, 0

@@ -29,6 +29,7 @@ _LONG = "~_long"
 _MAX_SEGMENT_BYTES = 200
 _MAX_PATH_BYTES = 1000
 _MAX_DEPTH = 32
+_MAX_CANDIDATES = 1000
 
 
 def escape(segment: str) -> str:
@@ -43,23 +44,6 @@ def escape(segment: str) -> str:
         return "~"
     escaped = re.sub(r"[^A-Za-z0-9_-]", lambda match: _hex(match[0]), segment)
     return _hex("_") + escaped[1:] if escaped.startswith("__") else escaped
-
-
-def unescape(name: str) -> str:
-    """Return the segment that `escape` was given.
-
-    Examples
-    --------
-    >>> unescape("a~2fb")
-    'a/b'
-    """
-    if name == "~":
-        return ""
-    return re.sub(
-        r"(?:~[0-9a-f]{2})+",
-        lambda match: bytes.fromhex(match[0].replace("~", "")).decode("utf-8", "surrogatepass"),
-        name,
-    )
 
 
 def _hex(text: str) -> str:
@@ -179,7 +163,7 @@ def select(pattern: str, fqns: Sequence[str], *, where: str) -> list[str]:
 
 def not_found(fqn: str, fqns: Iterable[str], *, where: str) -> TensorNotFoundError:
     """Make the error for a name that is not there, with the names that are near."""
-    close = get_close_matches(fqn, list(fqns), n=3, cutoff=0.5)
+    close = _close(fqn, fqns, 3)
     hint = f" Near it: {', '.join(map(repr, close))}." if close else ""
     return TensorNotFoundError(f"Nothing in {where} is named {fqn!r}.{hint}", fqn=fqn)
 
@@ -192,5 +176,11 @@ def near(fqn: str, fqns: Iterable[str]) -> str:
     >>> near("model.wieght", ["model.weight", "step"])
     " (near: 'model.weight')"
     """
-    close = get_close_matches(fqn, list(fqns), n=1, cutoff=0.6)
+    close = _close(fqn, fqns, 1)
     return f" (near: {close[0]!r})" if close else ""
+
+
+def _close(fqn: str, fqns: Iterable[str], count: int) -> list[str]:
+    """Return the nearest names of about that length; to compare thousands takes seconds."""
+    candidates = [name for name in fqns if abs(len(name) - len(fqn)) <= 4]  # noqa: PLR2004
+    return get_close_matches(fqn, candidates[:_MAX_CANDIDATES], n=count, cutoff=0.5)

@@ -142,7 +142,8 @@ class _LazyValues:
         if tuple(tensor.shape) != region.sizes or tensor.dtype != planned:
             raise SaveError(
                 f"Tensor {fqn!r} {region} was planned as {planned} of {region.sizes}, but is now "
-                f"{tensor.dtype} of {tuple(tensor.shape)}; do not change it during a save.",
+                f"{tensor.dtype} of {tuple(tensor.shape)}. Do not change it during a save, nor "
+                "between saves with DefaultSavePlanner(enable_plan_caching=True).",
                 fqn=fqn,
                 region=str(region),
             )

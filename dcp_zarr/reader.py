@@ -19,18 +19,18 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from dcp_zarr import engine, metadata_words, tensors
-from dcp_zarr.checkpoint import read_object
 from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
 from dcp_zarr.local_files import local_path
+from dcp_zarr.objects import read_objects
 from dcp_zarr.region import Grid, Region, coordinates
-from dcp_zarr.tasks import Limits
+from dcp_zarr.tasks import Limits, check_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import ObjectEntry, TensorEntry
+    from dcp_zarr.schema import TensorEntry
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ class ZarrStorageReader(StorageReader):
     ) -> None:
         super().__init__()
         self._path = None if path is None else local_path(path)
+        if thread_count is not None:
+            check_count("thread_count", thread_count)
         self._allow_cast = allow_cast
         self._thread_count = thread_count
         self._source: Source | None = None
@@ -169,16 +171,26 @@ class ZarrStorageReader(StorageReader):
                 "saves. Load it again.",
                 path=self._path,
             )
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                entry = source.schema.objects[item.storage_index.fqn]
-                self._check_wants_object(entry.fqn, item, planner)
-                planner.load_bytes(item, io.BytesIO(_payload(source, entry)))
+        self._read_objects(plan, planner, source)
         jobs = self._jobs(
             [i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source
         )
         for job in engine.read(jobs, source, Limits.of(self._thread_count)):
             job.key()
+
+    def _read_objects(self, plan: LoadPlan, planner: LoadPlanner, source: Source) -> None:
+        """Hand over the objects of a plan, in its order."""
+        items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        entries = {i.storage_index.fqn: source.schema.objects[i.storage_index.fqn] for i in items}
+        for item in items:
+            self._check_wants_object(item.storage_index.fqn, item, planner)
+        stored = (entry for entry in entries.values() if not entry.json)
+        payloads = {entry.fqn: payload for entry, payload in read_objects(source, stored)}
+        for item in items:
+            fqn = item.storage_index.fqn
+            json = entries[fqn].json
+            payload = tensors.object_payload(json[0]) if json else payloads[fqn]
+            planner.load_bytes(item, io.BytesIO(payload))
 
     def _check_wants_object(self, fqn: str, item: ReadItem, planner: LoadPlanner) -> None:
         """Raise where an object would replace a tensor, as DCP's own planner lets it."""
@@ -211,6 +223,12 @@ class ZarrStorageReader(StorageReader):
                 f"its target has {tuple(target.shape)}. A load cannot reshape: fix the planner.",
                 fqn=entry.fqn,
                 region=str(region),
+            )
+        if tensors.shares_elements(target):
+            raise TensorMismatchError(
+                f"The target of tensor {entry.fqn!r} was expanded: several of its elements are "
+                "one. Load into a tensor of its own, such as target.clone().",
+                fqn=entry.fqn,
             )
         check_cast(entry, target.dtype, allow_cast=self._allow_cast, where=self._path)
 
@@ -261,12 +279,13 @@ def target_jobs(
 
 
 def _slabs(region: Region, itemsize: int) -> Iterator[Region]:
-    """Cut a region along its first axis into slabs of about `_COPY_BYTES`."""
+    """Cut a region along its first long axis into slabs of about `_COPY_BYTES`."""
     if not region.volume or not region.sizes:
         yield region
         return
-    row = region.volume // region.sizes[0] * itemsize
-    step = (max(_COPY_BYTES // row, 1), *region.sizes[1:])
+    axis = next((a for a, n in enumerate(region.sizes) if n > 1), 0)
+    row = region.volume // region.sizes[axis] * itemsize
+    step = (*region.sizes[:axis], max(_COPY_BYTES // row, 1), *region.sizes[axis + 1 :])
     grid = Grid(region.sizes, step)
     for position in coordinates(Region.whole(grid.counts)):
         box = grid.box(position)
@@ -287,10 +306,3 @@ def _copy(
 
 def _nothing() -> None:
     """Do nothing: more of the same target is to come."""
-
-
-def _payload(source: Source, entry: ObjectEntry) -> bytes:
-    """Return an object's bytes as `torch.save` would write them."""
-    if entry.json:
-        return tensors.object_payload(entry.json[0])
-    return read_object(source, entry)

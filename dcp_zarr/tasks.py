@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from dcp_zarr.errors import OptionError
 from dcp_zarr.region import Region, coordinates
 
 if TYPE_CHECKING:
@@ -59,8 +60,22 @@ class Limits:
 def default_thread_count() -> int:
     """Return the number of threads for this process: its share of the cores it may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(max((cores or 1) // max(processes, 1), 1), 16)
+    named = os.environ.get("LOCAL_WORLD_SIZE", "")
+    processes = max(int(named), 1) if named.isdecimal() else 1
+    return min(max((cores or 1) // processes, 1), 16)
+
+
+def check_count(name: str, value: object, *, most: int | None = None) -> None:
+    """Raise where an option is no whole number of at least one, and at most that many.
+
+    Raises
+    ------
+    OptionError
+        With the option's name and value.
+    """
+    limit = "" if most is None else f" and at most {most}"
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        raise OptionError(f"{name}={value!r} is not a whole number of at least 1{limit}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,12 @@ def values_of(tensor: torch.Tensor, region: Region) -> Callable[[Region], NDArra
     return from_device
 
 
+def shares_elements(target: torch.Tensor) -> bool:
+    """Say whether a target was expanded, so that a value would be written to several places."""
+    pairs = zip(target.shape, target.stride(), strict=True)
+    return target.layout == torch.strided and any(n > 1 and step == 0 for n, step in pairs)
+
+
 def writes_in_place(target: torch.Tensor, dtype: DType) -> bool:
     """Say whether stored bits can be put into a target as they are."""
     return (
@@ -178,10 +184,11 @@ def object_value(payload: bytes | memoryview, fqn: str, *, weights_only: bool = 
     try:
         return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
+        summary = str(error).splitlines()[0][:200]
         found = re.search(r"WeightsUnpickler error: (.*?)(?:\. Please|$)", str(error), re.MULTILINE)
         raise UnsafeObjectError(
             f"Object {fqn!r} is not loaded, since unpickling it could run code: "
-            f"{found[1] if found else error}. If you trust the checkpoint: "
+            f"{found[1] if found else summary}. If you trust the checkpoint: "
             "dcp_zarr.load(path, name, weights_only=False).",
             fqn=fqn,
         ) from error

@@ -19,14 +19,13 @@ from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers.directory_target import DirectoryTarget
 from dcp_zarr.coordinator import SaveOptions
 from dcp_zarr.errors import OptionError, SaveError
-from dcp_zarr.layout import Assignment, LayoutOptions
+from dcp_zarr.layout import Assignment
+from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES, LayoutOptions
 from dcp_zarr.local_files import local_path
 from dcp_zarr.rank_save import RankPlan, RankSave
-from dcp_zarr.tasks import Limits
+from dcp_zarr.tasks import MEMORY_BUDGET_BYTES, Limits, check_count
 
 logger = logging.getLogger(__name__)
-
-_MIB = 1 << 20
 
 
 class ZarrStorageWriter(StorageWriter):
@@ -75,16 +74,18 @@ class ZarrStorageWriter(StorageWriter):
         compression: CompressionOption = "fast",
         overwrite: bool = True,
         thread_count: int | None = None,
-        memory_budget_bytes: int = 256 * _MIB,
-        read_chunk_bytes: int = _MIB,
-        write_chunk_bytes: int = 256 * _MIB,
+        memory_budget_bytes: int = MEMORY_BUDGET_BYTES,
+        read_chunk_bytes: int = READ_CHUNK_BYTES,
+        write_chunk_bytes: int = WRITE_CHUNK_BYTES,
         sync_files: bool = True,
         dtype_encoding: str = "native",
     ) -> None:
         super().__init__()
-        sizes = (memory_budget_bytes, read_chunk_bytes, write_chunk_bytes, thread_count or 1)
-        if min(sizes) < 1:
-            raise OptionError("thread_count and all sizes in bytes must be at least 1.")
+        check_count("memory_budget_bytes", memory_budget_bytes)
+        check_count("read_chunk_bytes", read_chunk_bytes, most=1 << 30)
+        check_count("write_chunk_bytes", write_chunk_bytes)
+        if thread_count is not None:
+            check_count("thread_count", thread_count)
         if dtype_encoding not in ("native", "bits"):
             raise OptionError(f"dtype_encoding={dtype_encoding!r} is neither 'native' nor 'bits'.")
         layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes)

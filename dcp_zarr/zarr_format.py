@@ -17,7 +17,8 @@ import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, Codec, checksum
 from dcp_zarr.errors import CorruptionError, FormatError
-from dcp_zarr.schema import Schema, TensorEntry, properties_to_json
+from dcp_zarr.schema import Schema, TensorEntry
+from dcp_zarr.schema_json import properties_to_json, schema_from_json, schema_to_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +106,7 @@ def group_document(attributes: Json | None = None) -> bytes:
 
 def root_document(schema: Schema) -> bytes:
     """Return the root's ``zarr.json``, which holds the schema."""
-    return group_document({"dcp_zarr": schema.to_json()})
+    return group_document({"dcp_zarr": schema_to_json(schema)})
 
 
 def _document(value: Json) -> bytes:
@@ -140,7 +141,7 @@ def read_root(document: bytes, *, where: str) -> Schema:
     """
     try:
         value = json.loads(document)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptionError(
             f"The root document of {where!r} is not JSON: {error}. Restore zarr.json from a copy.",
             path=where,
@@ -152,14 +153,14 @@ def read_root(document: bytes, *, where: str) -> Schema:
             "'dcp_zarr'. Open it with zarr.",
             path=where,
         )
-    return Schema.from_json(attributes["dcp_zarr"], where=where)
+    return schema_from_json(attributes["dcp_zarr"], where=where)
 
 
 def is_checkpoint(document: bytes) -> bool:
     """Say whether a root document is that of a checkpoint, of any version, sound or not."""
     try:
         return "dcp_zarr" in json.loads(document)["attributes"]
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import torch
 
 import dcp_zarr
 from dcp_zarr import commit
+from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.errors import (
     CheckpointExistsError,
     CorruptionError,
     IncompleteCheckpointError,
+    OptionError,
     SaveError,
 )
 from tests import ranks
@@ -54,8 +57,13 @@ def test_overwrite_false_refuses():
             p.mkdir(),
             (p / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}'),
         ),
+        lambda p: (
+            p.mkdir(),
+            (p / "zarr.json").write_text("garbage"),
+            (p / "t").write_text("mine"),
+        ),
     ],
-    ids=["file", "directory", "other zarr"],
+    ids=["file", "directory", "other zarr", "damaged zarr"],
 )
 def test_what_is_not_ours_is_never_replaced(make):
     path = Path("x.zarr")
@@ -198,3 +206,78 @@ def test_a_failure_at_any_operation_leaves_one_of_the_two_checkpoints(mode, tmp_
     assert done.returncode == 0, done.stderr
     points = int(done.stdout.split()[0])
     assert points > 40
+
+
+def test_a_job_that_begins_during_the_last_check_of_another_is_not_committed(monkeypatch):
+    save(1.0)
+    finish_first = unfinished_save(2.0)
+    real = commit.LocalCommit.check_unchanged
+
+    def check_then_lose(self):
+        real(self)
+        unfinished_save(3.0)
+
+    monkeypatch.setattr(commit.LocalCommit, "check_unchanged", check_then_lose)
+    with pytest.raises((SaveError, FileNotFoundError)):
+        finish_first()
+    assert (dcp_zarr.load("x.zarr")["w"] == 1).all()
+
+
+def test_a_swap_that_broke_off_is_completed_before_anything_is_decided():
+    save(1.0)
+    Path("x.zarr").rename(".x.zarr.old")
+    with pytest.raises(CheckpointExistsError, match="already exists"):
+        save(2.0, overwrite=False)
+    assert (dcp_zarr.load("x.zarr")["w"] == 1).all()
+
+
+def test_left_overs_of_dead_saves_go_with_the_next_save():
+    unfinished_save()
+    Path(".x.zarr.stale-0").mkdir()
+    Path(".x.zarr.commit").mkdir()
+    save(1.0)
+    assert os.listdir() == ["x.zarr"]
+
+
+def test_a_writer_removes_what_its_failed_save_left():
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+    ranks.plan([writer], [{"w": torch.ones(3)}])
+    assert Path(".x.zarr.partial").exists()
+    writer.reset("y.zarr")
+    ranks.plan([writer], [{"w": torch.ones(3)}])
+    assert sorted(os.listdir()) == [".y.zarr.partial"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("x" * 240, "has a name of more than 230 bytes"), ("/proc", "mount point")],
+)
+def test_paths_that_cannot_be_swapped_are_refused(path, message):
+    with pytest.raises(OptionError, match=message):
+        dcp_zarr.save({"w": torch.ones(1)}, path)
+
+
+def test_a_reader_that_was_pickled_open_opens_again_or_says_why_not():
+    save(1.0)
+    tensor = dcp_zarr.open_checkpoint("x.zarr")["w"]
+    again = pickle.loads(pickle.dumps(tensor))
+    assert again[...].tolist() == [1, 1, 1]
+    pickled = pickle.dumps(tensor)
+    save(2.0)
+    with pytest.raises(CorruptionError, match="was replaced since it was opened"):
+        pickle.loads(pickled)
+
+
+def test_a_checkpoint_replaced_while_it_is_opened_is_opened_again(monkeypatch):
+    save(1.0)
+    real = DirectorySource._read_root
+    lost = []
+
+    def read_root(self, commit):
+        if not lost:
+            lost.append(1)
+            save(2.0)
+        return real(self, commit)
+
+    monkeypatch.setattr(DirectorySource, "_read_root", read_root)
+    assert dcp_zarr.load("x.zarr")["w"].tolist() == [2, 2, 2]

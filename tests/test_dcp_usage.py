@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +16,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import dcp_zarr
 from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
-from tests import processes
+from dcp_zarr.objects import read_objects
+from tests import processes, ranks
 
 CACHES = (
     "_cached_save_plan",
@@ -145,3 +149,62 @@ def test_a_state_dict_that_is_not_flattened():
     assert metadata.planner_data is None
     assert ZarrStorageReader("x.zarr").read_metadata() == metadata
     assert str(dcp_zarr.load("x.zarr")) == str(state)
+
+
+@pytest.mark.usefixtures("_fresh_plan_cache")
+def test_cached_plans_and_compression_by_pattern():
+    for step in range(3):
+        writer = ZarrStorageWriter("x.zarr", compression={"model": "small"})
+        cached_save({"model": torch.full((3,), float(step))}, writer)
+        assert (dcp_zarr.load("x.zarr")["model"] == step).all()
+
+
+def move_a_large_object(rank, count):
+    """Another rank's new name moves the path of a large object that a cached plan still knows."""
+    writer = ZarrStorageWriter("x.zarr")
+    states = [{"a": torch.ones(1)}, {"a": torch.ones(1), "big.x": torch.ones(1)}]
+    for step, state in enumerate(states):
+        mine = dict(state) if rank == 0 else {"big": b"x" * 2_000_000, "b": torch.ones(1)}
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        if step == 0:
+            dcp.save(mine, storage_writer=writer, planner=planner)
+        else:
+            with pytest.raises(dcp.CheckpointException, match="'big' .*by an outdated plan"):
+                dcp.save(mine, storage_writer=writer, planner=planner)
+
+
+@pytest.mark.dist
+def test_a_large_object_written_by_an_outdated_plan_is_noticed(tmp_path):
+    processes.run(2, tmp_path, move_a_large_object)
+    assert dcp_zarr.load(tmp_path / "x.zarr")["big"] == b"x" * 2_000_000
+
+
+def test_ranks_that_disagree_on_a_tensor_are_refused():
+    whole = torch.ones(4)
+    first, second = ranks.parts(whole, (2,))
+    second.whole = whole.half()
+    with pytest.raises(dcp_zarr.LayoutError, match="Ranks disagree on tensor 'w': rank 1 saves a"):
+        ranks.save(lambda: ZarrStorageWriter("x.zarr"), [{"w": first}, {"w": second}])
+
+
+def test_bytes_that_torch_did_not_write_are_kept_as_they_are():
+    class Planner(ranks.SavePlanner):
+        def transform_object(self, item, value):
+            return io.BytesIO(value)
+
+    for payload in (b"", b"hello", b"PK no zip"):
+        writer = ZarrStorageWriter("x.zarr")
+        (planner,), (plan,), metadata = ranks.plan([writer], [{"o": payload}])
+        planner.__class__ = Planner
+        writer.finish(metadata, [writer.write_data(plan, planner).wait()])
+        with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+            entry = checkpoint._source.schema.objects["o"]
+            assert [found for _, found in read_objects(checkpoint._source, [entry])] == [payload]
+
+
+def test_thousands_of_objects_load_quickly():
+    state = {f"o{n}": (n, n) for n in range(3000)}
+    dcp_zarr.save(state, "x.zarr", sync_files=False)
+    started = time.process_time()
+    assert dcp_zarr.load("x.zarr") == state
+    assert time.process_time() - started < 20

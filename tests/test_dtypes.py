@@ -187,12 +187,8 @@ def test_packed_types_are_stored_as_their_bytes(name, tmp_path):
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_tensors_that_cannot_be_stored_are_named(make, message):
-    with pytest.raises(torch.distributed.checkpoint.CheckpointException) as caught:
-        dcp_zarr.save({"w": make()}, "x.zarr")
-    (failure,) = caught.value.failures.values()
-    assert isinstance(failure[0], (UnsupportedTensorError, NotImplementedError))
     with pytest.raises(UnsupportedTensorError, match=message):
-        raise failure[0]
+        dcp_zarr.save({"w": make()}, "x.zarr")
     with pytest.raises((dcp_zarr.CheckpointNotFoundError, dcp_zarr.IncompleteCheckpointError)):
         dcp_zarr.open_checkpoint("x.zarr")
 

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_zarr.dtypes import DType, bits_dtype
-from dcp_zarr.layout import (
+from dcp_zarr.layout import Assignment
+from dcp_zarr.layout_rules import (
     MAX_READ_CHUNK_BYTES,
     MIN_READ_CHUNK_BYTES,
-    Assignment,
     LayoutOptions,
     plan_layouts,
 )
 from dcp_zarr.region import Region, Tiling, coordinates
-from tests.ranks import grid
+from tests.ranks import even, grid
 
 MIB = 1 << 20
 
@@ -111,3 +111,18 @@ def test_read_chunks_of_row_regions_have_a_good_size(shape, ranks):
     nbytes = array.read_chunk_nbytes
     assert nbytes <= MAX_READ_CHUNK_BYTES
     assert whole or nbytes >= 4096 or pieces_part(assignments) <= 1
+
+
+def test_a_mesh_of_odd_sizes_makes_few_files():
+    """5,461 rows, cut in two and again in four, of half a row each: g is 1."""
+    shape, boxes = (5461, 4096), []
+    for start, rows in even(shape[0], 2):
+        for offset, part in even(rows, 4):
+            for column in (0, 2048):
+                boxes.append(Region((start + offset, column), (part, 2048)))
+    dtype = DType("any", "any", 2, 0, bits_dtype(1))
+    tiling = Tiling.of(shape, boxes)
+    array = plan_layouts({"w": tiling}, {"w": dtype}, {"w": "w"}, LayoutOptions())["w"]
+    assert array.write_grid.counts == (86, 2)
+    assignments = [Assignment(array, box) for box in boxes]
+    assert pieces_part(assignments) < 1 / 8

@@ -121,8 +121,10 @@ def test_indexing_is_numpys(tmp_path_factory, data):
     ("index", "error", "message"),
     [
         (5, IndexError, "Index 5 is out of range for an axis of 5 of 'w'"),
-        ((0, 0, 0, 0), IndexError, "too many indices for tensor 'w' of shape"),
+        ((0, 0, 0, 0), IndexError, "too many indices or ellipses for tensor 'w' of shape"),
         ([1, 2], OptionError, "takes integers, slices, ... and None, not"),
+        (np.array([0, 1]), OptionError, "takes integers, slices, ... and None, not array"),
+        ((..., ...), IndexError, "too many indices or ellipses"),
         (True, OptionError, "takes integers, slices, ... and None, not True"),
     ],
 )

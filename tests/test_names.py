@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -19,10 +21,20 @@ ODD = [
 ]  # fmt: skip
 
 
+def unescape(name):
+    """Undo the escaping, by what docs/format.md says of it."""
+    found = re.sub(
+        r"(~[0-9a-f]{2})+",
+        lambda match: bytes.fromhex(match[0].replace("~", "")).decode("utf-8", "surrogatepass"),
+        name,
+    )
+    return "" if name == "~" else found
+
+
 @given(st.text())
 def test_escaping_is_reversible_and_legal_everywhere(segment):
     name = names.escape(segment)
-    assert names.unescape(name) == segment
+    assert unescape(name) == segment
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-~")
     assert name
     assert not name.startswith(("__", "~_"))

@@ -16,7 +16,7 @@ import torch
 
 import dcp_zarr
 from dcp_zarr import tensors
-from dcp_zarr.schema import FORMAT_VERSION
+from dcp_zarr.schema_json import FORMAT_VERSION
 from tests import ranks
 from tests.ranks import parts
 

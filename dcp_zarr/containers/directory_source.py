@@ -129,7 +129,7 @@ class DirectorySource:
         for path, digest in {**groups, **self._schema.documents}.items():
             try:
                 self._check_document(path, digest)
-            except CorruptionError as error:
+            except (CorruptionError, OSError) as error:
                 yield str(error)
 
     def _is_replaced(self) -> bool:

@@ -1,0 +1,268 @@
+"""Which read chunks and write chunks a tensor is stored in, and who writes each.
+
+Pure functions of the tilings and the options, so every rank and every later reader of the plan
+comes to the same answer. For each tensor the first rule that fits is taken:
+
+1. **Aligned.** Per axis, g is the gcd of all region starts. Read chunks divide g, so that none is
+   cut by a region boundary; leading axes are split first, so that a row slice is cheap.
+2. **Cut.** Whole rows near the wanted size all the same. Each rank stages its pieces of the read
+   chunks that boundaries run through, and the coordinator puts these together. Taken while the
+   pieces stay a small part of the tensor and of the save.
+3. **Fine.** Aligned, with small read chunks.
+4. **Gathered.** Rule 2 without its bounds: always right, and slower than the others. Before it
+   spends the save's budget of pieces, rule 3 with read chunks down to 4 KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd, isqrt, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dcp_zarr.errors import LayoutError
+from dcp_zarr.layout import ArrayLayout
+
+if TYPE_CHECKING:
+    from dcp_zarr.dtypes import DType
+    from dcp_zarr.region import Shape, Tiling
+
+READ_CHUNK_BYTES = 1 << 20
+"""Default for the wanted size of a read chunk."""
+WRITE_CHUNK_BYTES = 256 << 20
+"""Default for the largest size of a write chunk."""
+MIN_READ_CHUNK_BYTES = 256 << 10
+MAX_READ_CHUNK_BYTES = 8 << 20
+SMALL_TENSOR_BYTES = 64 << 10
+"""A tensor of at most this size with several writers is one cut read chunk."""
+
+_FINE_READ_CHUNK_BYTES = 16 << 10
+_SMALLEST_READ_CHUNK_BYTES = 4 << 10
+_PIECES_PART = 8
+"""Pieces may be this fraction of a tensor: one eighth."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOptions:
+    """What a user may say about layouts; all in bytes, uncompressed."""
+
+    read_chunk_bytes: int = READ_CHUNK_BYTES
+    """Wanted size of a read chunk."""
+    write_chunk_bytes: int = WRITE_CHUNK_BYTES
+    """Largest size of a write chunk."""
+    pieces_bytes: int = 256 << 20
+    """All pieces of a save that rule 2 may make."""
+
+
+def plan_layouts(
+    tilings: Mapping[str, Tiling],
+    dtypes: Mapping[str, DType],
+    paths: Mapping[str, str],
+    options: LayoutOptions,
+) -> dict[str, ArrayLayout]:
+    """Choose the layout of every tensor of a save.
+
+    Parameters
+    ----------
+    tilings
+        For each FQN, the regions of all ranks.
+    dtypes
+        For each FQN, how its elements are stored.
+    paths
+        For each FQN, its path in the container.
+    options
+        Wanted and largest sizes.
+
+    Raises
+    ------
+    LayoutError
+        If the regions of a tensor do not cover it exactly once.
+    """
+    layouts = {}
+    budget = options.pieces_bytes
+    for fqn, tiling in tilings.items():
+        tiling.check(fqn)
+        dtype = dtypes[fqn]
+        chosen, pieces_nbytes = _choose(tiling.without_empty(), dtype.itemsize, options, budget)
+        budget -= pieces_nbytes
+        layouts[fqn] = replace(chosen, fqn=fqn, path=paths[fqn], trailing=dtype.trailing)
+        check_layout(layouts[fqn], tiling)
+    return layouts
+
+
+def check_layout(array: ArrayLayout, tiling: Tiling) -> None:
+    """Prove that no byte of an array has two writers.
+
+    The regions tile the tensor, so each read chunk that lies in one of them has one writer, and
+    each other one is the coordinator's. What is left to show: a write chunk of more than one read
+    chunk is never shared.
+
+    Raises
+    ------
+    LayoutError
+        If a stored object would have two writers.
+    """
+    ratio = array.read_chunks_per_write_chunk
+    multiples = zip(ratio, array.read_chunk_shape, array.write_chunk_shape, strict=True)
+    exact = all(k * r == w for k, r, w in multiples)
+    shared = prod(ratio) > 1 and _cut_bytes(tiling.without_empty(), array.write_chunk_shape, 1)
+    if not exact or shared:
+        raise LayoutError(
+            f"Write chunks of {array.write_chunk_shape} of tensor {array.fqn!r} would have several "
+            "writers. This is a fault of dcp_zarr: please report it with the tensor's placement.",
+            fqn=array.fqn,
+        )
+
+
+def _choose(
+    tiling: Tiling, itemsize: int, options: LayoutOptions, budget: int
+) -> tuple[ArrayLayout, int]:
+    """Return the layout by the first rule that fits, and the bytes of its pieces."""
+    shape = tiling.shape
+    one = tuple(max(n, 1) for n in shape)
+    nbytes = prod(shape) * itemsize
+    if len(tiling) > 1 and nbytes <= SMALL_TENSOR_BYTES:
+        return _array(shape, itemsize, one, one), nbytes
+    steps = _steps(tiling)
+    least = min(MIN_READ_CHUNK_BYTES, options.read_chunk_bytes)
+    if read := _aligned(shape, steps, itemsize, options.read_chunk_bytes, least):
+        return _array(shape, itemsize, read, _write_shape(shape, read, steps, itemsize, options)), 0
+    if found := _cut(tiling, steps, itemsize, options):
+        read, pieces_nbytes = found
+        if pieces_nbytes <= min(budget, nbytes // _PIECES_PART):
+            return _array(shape, itemsize, read, read), pieces_nbytes
+    read, pieces_nbytes = found or (one, nbytes)
+    # Each write chunk is a file: cells of a few KiB are taken only where pieces would be too many.
+    smallest = [_FINE_READ_CHUNK_BYTES]
+    if pieces_nbytes > budget:
+        smallest.append(_SMALLEST_READ_CHUNK_BYTES)
+    for fine in smallest:
+        fine_read = _aligned(shape, steps, itemsize, options.read_chunk_bytes, min(fine, least))
+        if fine_read is not None:
+            write = _write_shape(shape, fine_read, steps, itemsize, options)
+            return _array(shape, itemsize, fine_read, write), 0
+    return _array(shape, itemsize, read, read), pieces_nbytes
+
+
+def _array(shape: Shape, itemsize: int, read: Shape, write: Shape) -> ArrayLayout:
+    return ArrayLayout("", "", shape, itemsize, read, write)
+
+
+def _steps(tiling: Tiling) -> tuple[int | None, ...]:
+    """Return the gcd of the region starts on each axis; None where no region cuts the axis."""
+    columns = (np.unique(tiling.offsets[:, axis]).tolist() for axis in range(len(tiling.shape)))
+    return tuple(gcd(*starts) or None for starts in columns)
+
+
+def _aligned(
+    shape: Shape, steps: tuple[int | None, ...], itemsize: int, wanted: int, least: int
+) -> Shape | None:
+    """Return a read chunk shape that divides the steps, near `wanted` bytes; None if none does.
+
+    An axis with the step None is split evenly, one with the step 0 anywhere. A cell smaller than
+    `least` is taken whole only where it is the whole tensor.
+    """
+    cell = [max(step or n, 1) for step, n in zip(steps, shape, strict=True)]
+    read = list(cell)
+    for axis, step in enumerate(steps):
+        rest = prod(read[:axis] + read[axis + 1 :]) * itemsize
+        if rest * read[axis] <= wanted:
+            break
+        read[axis] = (
+            min(-(-wanted // rest), cell[axis])
+            if step == 0
+            else _split(cell[axis], free=step is None, wanted=wanted, least=least, rest=rest)
+        )
+        if read[axis] > 1:
+            break
+    nbytes = prod(read) * itemsize
+    fits = least <= nbytes <= max(MAX_READ_CHUNK_BYTES, wanted)
+    whole = not any(steps)
+    return tuple(read) if fits or (whole and nbytes <= MAX_READ_CHUNK_BYTES) else None
+
+
+def _split(length: int, *, free: bool, wanted: int, least: int, rest: int) -> int:
+    """Return the part of an axis that brings a read chunk nearest to `wanted` bytes.
+
+    `rest` is the bytes of the other axes. A divisor of a cut axis' step is taken; a free axis
+    without one within a factor of two is split evenly.
+    """
+    target = max(wanted // rest, 1)
+    most = max(MAX_READ_CHUNK_BYTES, wanted)
+    large = [d for d in _divisors(length) if d * rest >= least] or [length]
+    fitting = [d for d in large if d * rest <= most] or large[:1]
+    nearest = min(fitting, key=lambda d: max(d / target, target / d))
+    if free and not target <= 2 * nearest <= 4 * target:
+        return -(-length // -(-length // target))
+    return nearest
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _write_shape(
+    shape: Shape,
+    read: Shape,
+    steps: tuple[int | None, ...],
+    itemsize: int,
+    options: LayoutOptions,
+) -> Shape:
+    """Return the largest write chunk shape within a cell of the steps and the allowed bytes."""
+    cell = [step or -(-n // r) * r for step, n, r in zip(steps, shape, read, strict=True)]
+    counts = [max(c // r, 1) for c, r in zip(cell, read, strict=True)]
+    allowed = max(options.write_chunk_bytes // (prod(read) * itemsize), 1)
+    for axis, step in enumerate(steps):
+        count, rest = counts[axis], prod(counts[:axis] + counts[axis + 1 :])
+        if count * rest <= allowed:
+            break
+        target = max(allowed // rest, 1)
+        even = -(-count // -(-count // target))
+        counts[axis] = max(d for d in _divisors(count) if d <= target) if step else even
+    return tuple(c * r for c, r in zip(counts, read, strict=True))
+
+
+def _cut(
+    tiling: Tiling, steps: tuple[int | None, ...], itemsize: int, options: LayoutOptions
+) -> tuple[Shape, int] | None:
+    """Return whole rows whose pieces are fewest, and the bytes of these; larger chunks first.
+
+    An axis is given up only where it must be: each cut axis alone is tried, then all of them.
+    """
+    cut_axes = [axis for axis, step in enumerate(steps) if step is not None]
+    given_up = [{axis} for axis in cut_axes] + [set(cut_axes)]
+    best: tuple[Shape, int] | None = None
+    wanted = options.read_chunk_bytes
+    least = min(MIN_READ_CHUNK_BYTES, wanted)
+    nbytes = prod(tiling.shape) * itemsize
+    while wanted >= least:
+        for axes in given_up:
+            free = tuple(0 if axis in axes else step for axis, step in enumerate(steps))
+            read = _aligned(tiling.shape, free, itemsize, wanted, least)
+            if read is None:
+                continue
+            pieces_nbytes = _cut_bytes(tiling, read, itemsize)
+            if best is None or pieces_nbytes < best[1]:
+                best = read, pieces_nbytes
+        if best is not None and best[1] <= nbytes // _PIECES_PART:
+            break
+        wanted //= 2
+    return best
+
+
+def _cut_bytes(tiling: Tiling, step: Shape, itemsize: int) -> int:
+    """Return the bytes of the tensor that lie in boxes of a grid that more than one region meets.
+
+    Each region counts what of it lies outside the boxes that it holds whole.
+    """
+    if not len(tiling):
+        return 0
+    shape = np.array(tiling.shape, np.int64)
+    steps = np.array(step, np.int64)
+    starts = -(-tiling.offsets // steps) * steps
+    ends = np.where(tiling.ends == shape, shape, tiling.ends // steps * steps)
+    inner = np.maximum(ends - starts, 0).prod(axis=1)
+    return int((tiling.sizes.prod(axis=1) - inner).sum()) * itemsize
