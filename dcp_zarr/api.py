@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -109,9 +110,15 @@ def save(
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the first rank's own error where each rank's is ours; DCP's is no `Exception`."""
+    """Raise the first rank's own error where each rank's is ours; DCP's is no `Exception`.
+
+    That there is no process group is what was asked for, and no reason for DCP's warning.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            if _alone():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
     except dcp.CheckpointException as error:
         ranks = sorted(error.failures)
         errors = [error.failures[rank][0] for rank in ranks]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _UNIT = 1024
 _MAX_REPR_LINES = 24
 _MAX_DEPTH = 100
+_FOLD_FROM = 4
 _STYLE = (
     "<style>.dcp-zarr{font:13px/1.5 system-ui,sans-serif}"
     ".dcp-zarr details{margin-left:1.2em}.dcp-zarr .leaf{margin-left:2.3em}"
@@ -42,7 +43,7 @@ class Row:
         """Describe the entry in a line, without its name."""
         if not self.dtype:
             return self.value
-        return f"{self.dtype} {list(self.shape)}  {size(self.nbytes)}"
+        return f"{self.dtype} {list(self.shape)} · {size(self.nbytes)}"
 
 
 @dataclass(slots=True)
@@ -63,7 +64,9 @@ class _Node:
         if not rows:
             return ""
         elements = sum(prod(row.shape) for row in rows)
-        return f"{count(elements)} elements  {size(sum(row.nbytes for row in rows))}"
+        nbytes = size(sum(row.nbytes for row in rows))
+        plural = "" if len(rows) == 1 else "s"
+        return f"{len(rows)} tensor{plural} · {count(elements)} elements · {nbytes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +78,19 @@ class Tree:
     title: str
     """First line."""
     max_lines: int | None = None
-    """Lines of text at most; None for all."""
+    """Lines of text at most, for which the deepest levels are folded; None for all."""
 
     def __str__(self) -> str:
         """Draw the tree as text."""
-        lines = [self.title, *_lines(_grow(self.rows), "")]
-        if self.max_lines is not None and len(lines) > self.max_lines:
-            hidden = len(lines) - self.max_lines
-            lines = [*lines[: self.max_lines], f"… {hidden} more lines: tree() shows all"]
-        return "\n".join(lines)
+        root = _grow(self.rows)
+        depths = (None,) if self.max_lines is None else (None, *range(_FOLD_FROM, 0, -1))
+        lines: list[str] = []
+        for depth in depths:
+            lines = [self.title, *_lines(root, "", depth)]
+            if self.max_lines is None or len(lines) <= self.max_lines:
+                return "\n".join(lines)
+        hidden = len(lines) - (self.max_lines or 0)
+        return "\n".join([*lines[: self.max_lines], f"… {hidden} more lines: tree() shows all"])
 
     def __repr__(self) -> str:
         """Draw the tree as text."""
@@ -110,13 +117,16 @@ def _grow(rows: Iterable[Row]) -> _Node:
     return root
 
 
-def _lines(node: _Node, indent: str) -> Iterator[str]:
+def _lines(node: _Node, indent: str, depth: int | None) -> Iterator[str]:
+    """Draw what lies below a node, down to a depth."""
+    if depth == 0:
+        return
     last = len(node.children)
     for number, (segment, child) in enumerate(node.children.items(), start=1):
         branch, below = ("└── ", "    ") if number == last else ("├── ", "│   ")
         described = child.row.summary() if child.row else child.totals()
         yield f"{indent}{branch}{printable(segment)}  {described}".rstrip()
-        yield from _lines(child, indent + below)
+        yield from _lines(child, indent + below, None if depth is None else depth - 1)
 
 
 def printable(segment: str) -> str:

@@ -120,7 +120,7 @@ class LazyTensor:
         codec = dict(self._entry.codec.configuration).get("cname", self._entry.codec.name)
         return (
             f"LazyTensor {self.fqn!r} {self.row().summary()}, {display.size(self.stored_nbytes)} "
-            f"stored with {codec}, saved as {len(self._entry.tiling)} region(s)"
+            f"stored with {codec}; index it to read: [...] reads all"
         )
 
 

@@ -162,8 +162,19 @@ def select(pattern: str, fqns: Sequence[str], *, where: str) -> list[str]:
 
 
 def not_found(fqn: str, fqns: Iterable[str], *, where: str) -> TensorNotFoundError:
-    """Make the error for a name that is not there, with the names that are near."""
-    close = _close(fqn, fqns, 3)
+    """Make the error for a name that is not there: what is below it, or what is near it."""
+    known = list(fqns)
+    below = [name for name in known if name.startswith(fqn + ".")]
+    if below:
+        message = (
+            f"{fqn!r} in {where} is no tensor, but holds {len(below)}, such as {below[0]!r}. "
+            f"dcp_zarr.load(path, {fqn!r}) loads them."
+        )
+        return TensorNotFoundError(message, fqn=fqn)
+    groups = {name.rsplit(".", 1)[0] for name in known[:_MAX_CANDIDATES]}
+    depth = fqn.count(".") + 1
+    groups |= {".".join(name.split(".")[:depth]) for name in known[:_MAX_CANDIDATES]}
+    close = _close(fqn, [*known, *sorted(groups)], 3)
     hint = f" Near it: {', '.join(map(repr, close))}." if close else ""
     return TensorNotFoundError(f"Nothing in {where} is named {fqn!r}.{hint}", fqn=fqn)
 
@@ -181,6 +192,6 @@ def near(fqn: str, fqns: Iterable[str]) -> str:
 
 
 def _close(fqn: str, fqns: Iterable[str], count: int) -> list[str]:
-    """Return the nearest names of about that length; to compare thousands takes seconds."""
-    candidates = [name for name in fqns if abs(len(name) - len(fqn)) <= 4]  # noqa: PLR2004
-    return get_close_matches(fqn, candidates[:_MAX_CANDIDATES], n=count, cutoff=0.5)
+    """Return the nearest names of about that length; to compare all may take seconds."""
+    nearest = sorted(dict.fromkeys(fqns), key=lambda name: abs(len(name) - len(fqn)))
+    return get_close_matches(fqn, nearest[:_MAX_CANDIDATES], n=count, cutoff=0.6)

@@ -29,6 +29,13 @@ class LoadReport:
     unexpected: tuple[str, ...]
     """In that part of the checkpoint, but not wanted by the target."""
 
+    def __repr__(self) -> str:
+        """Count what was loaded, and name what was not."""
+        return (
+            f"LoadReport: {len(self.loaded)} loaded, missing: {_some(self.missing)}, "
+            f"unexpected: {_some(self.unexpected)}"
+        )
+
 
 class SafeLoadPlanner(DefaultLoadPlanner):
     """A `DefaultLoadPlanner` that says what does not fit, before anything is read.
@@ -50,7 +57,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
     >>> state, planner = {"w": torch.zeros(2)}, SafeLoadPlanner(strict=False)
     >>> dcp.load(state, storage_reader=ZarrStorageReader("step-7.zarr"), planner=planner)
     >>> planner.report
-    LoadReport(loaded=('w',), missing=(), unexpected=('step',))
+    LoadReport: 1 loaded, missing: none, unexpected: 'step'
     """
 
     def __init__(self, prefix: str = "", *, strict: bool = True, weights_only: bool = True) -> None:

@@ -149,12 +149,12 @@ def test_names_that_are_not_there(checkpoint):
 
 def test_the_tree_shows_names_shapes_and_values(checkpoint):
     assert str(checkpoint.tree()).splitlines()[1:] == [
-        "├── model  26 elements  104 B",
-        "│   └── layers  26 elements  104 B",
-        "│       ├── 0  24 elements  96 B",
-        "│       │   └── w  float32 [4, 6]  96 B",
-        "│       └── 1  2 elements  8 B",
-        "│           └── w  float32 [2]  8 B",
+        "├── model  2 tensors · 26 elements · 104 B",
+        "│   └── layers  2 tensors · 26 elements · 104 B",
+        "│       ├── 0  1 tensor · 24 elements · 96 B",
+        "│       │   └── w  float32 [4, 6] · 96 B",
+        "│       └── 1  1 tensor · 2 elements · 8 B",
+        "│           └── w  float32 [2] · 8 B",
         "├── step  7",
         "└── betas  object, 1.2 KiB",
     ]
@@ -167,6 +167,28 @@ def test_a_long_tree_is_cut_in_the_repr_and_whole_in_tree():
     checkpoint = dcp_zarr.open_checkpoint("x.zarr")
     assert repr(checkpoint).endswith("… 77 more lines: tree() shows all")
     assert len(str(checkpoint.tree()).splitlines()) == 101
+
+
+def test_a_deep_tree_is_folded_in_the_repr_so_that_its_top_is_seen():
+    state = {"model": {f"l{n}": {"w": torch.zeros(1), "b": torch.zeros(1)} for n in range(10)}}
+    dcp_zarr.save({**state, "step": 1}, "x.zarr", sync_files=False)
+    lines = repr(dcp_zarr.open_checkpoint("x.zarr")).splitlines()
+    assert len(lines) == 13
+    assert lines[2] == "│   ├── l0  2 tensors · 2 elements · 8 B"
+    assert lines[-1] == "└── step  1"
+
+
+def test_the_path_is_shown_as_it_was_given():
+    dcp_zarr.save({"w": torch.zeros(1)}, "x.zarr")
+    assert repr(dcp_zarr.open_checkpoint("x.zarr")).startswith("Checkpoint x.zarr: 1 tensors")
+
+
+def test_a_group_of_tensors_is_pointed_at(checkpoint):
+    message = "'model.layers' in 'x.zarr' is no tensor, but holds 2, such as 'model.layers.0.w'"
+    with pytest.raises(TensorNotFoundError, match=message):
+        checkpoint["model.layers"]
+    with pytest.raises(TensorNotFoundError, match="Near it: 'model'"):
+        dcp_zarr.load("x.zarr", "modle")
 
 
 def test_names_are_escaped_in_html():

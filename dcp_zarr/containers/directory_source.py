@@ -51,7 +51,8 @@ class DirectorySource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         commit = LocalCommit(path)
-        self._where = str(commit.path)
+        self._path = str(commit.path)
+        self._where = os.fspath(path)
         self._checked: set[str] = set()
         document = self._open_root(commit)
         try:
@@ -75,7 +76,7 @@ class DirectorySource:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Open it again where it is unpickled: a descriptor means nothing in another process."""
-        return _reopen, (self._where, self._schema.save_id)
+        return _reopen, (self._path, self._schema.save_id)
 
     def _read_root(self, commit: LocalCommit) -> bytes:
         try:
@@ -135,7 +136,7 @@ class DirectorySource:
     def _is_replaced(self) -> bool:
         """Say whether another directory, or none, stands at the path now."""
         try:
-            return not os.path.samestat(os.stat(self._where), os.fstat(self._root))
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._root))
         except FileNotFoundError:
             return True
 
