@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,14 @@ _MAX_NAME_BYTES = 230
 """A file system allows 255; the hidden siblings have longer names."""
 _SYNC_THREADS = 8
 """Threads that wait for files to become durable; the file system joins their waits."""
+_MAX_UNSYNCED_FILES = 256
+"""Files that may be open while they wait for that."""
+_BATCH_FILES = 16
+"""Small files that one thread makes durable in turn."""
+_LARGE_FILE_BYTES = 1 << 20
+"""A file of that size is made durable at once."""
+
+Item = TypeVar("Item")
 
 
 class DirectoryTarget:
@@ -155,26 +163,39 @@ class DirectoryTarget:
             with suppress(FileExistsError):
                 os.mkdir(f"{partial}/{path}")
         documents |= dict.fromkeys(groups, zarr_format.group_document())
-        write = functools.partial(_write_document, sync=self._sync)
+        root = zarr_format.root_document(replace(schema, documents=digests))
+        directories = [f"{partial}/{path}" for path in documents]
         with ThreadPoolExecutor(_SYNC_THREADS if self._sync else 1) as pool:
-            list(pool.map(write, [f"{partial}/{path}" for path in documents], documents.values()))
-            root = zarr_format.root_document(replace(schema, documents=digests))
-            write(f"{partial}", root)
+            write = functools.partial(_write_documents, sync=self._sync)
+            _in_batches(pool, write, list(zip(directories, documents.values(), strict=True)))
+            write([(str(partial), root)])
             if self._sync:
-                list(pool.map(sync_directory, [f"{partial}/{path}" for path in documents]))
+                _in_batches(pool, _sync_directories, directories)
         self._commit.commit(sync=self._sync)
 
 
-def _write_document(directory: str, document: bytes, *, sync: bool) -> None:
-    """Write a group's or array's document, and make it durable."""
-    path = f"{directory}/{zarr_format.DOCUMENT}"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        write_all(fd, 0, [document])
-        if sync:
-            sync_file(fd)
-    finally:
-        os.close(fd)
+def _in_batches(pool: Executor, work: Callable[[list[Item]], None], items: list[Item]) -> None:
+    """Have a pool do the work, many items at a time."""
+    starts = range(0, len(items), _BATCH_FILES)
+    list(pool.map(work, [items[start : start + _BATCH_FILES] for start in starts]))
+
+
+def _write_documents(documents: list[tuple[str, bytes]], *, sync: bool) -> None:
+    """Write documents of groups and arrays, by directory, and make them durable."""
+    for directory, document in documents:
+        path = f"{directory}/{zarr_format.DOCUMENT}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            write_all(fd, 0, [document])
+            if sync:
+                sync_file(fd)
+        finally:
+            os.close(fd)
+
+
+def _sync_directories(paths: list[str]) -> None:
+    for path in paths:
+        sync_directory(path)
 
 
 def _replaceable(path: Path) -> bool:
@@ -211,6 +232,12 @@ class DirectorySink:
     _directories: set[str] = field(default_factory=set)
     _objects: dict[tuple[str, Shape], _OpenObject] = field(default_factory=dict)
     _staging: dict[str, int] = field(default_factory=dict)
+    _written: list[int] = field(default_factory=list)
+    _syncs: list[Future[None]] = field(default_factory=list)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_SYNC_THREADS))
+    _open_files: threading.Semaphore = field(
+        default_factory=lambda: threading.Semaphore(_MAX_UNSYNCED_FILES)
+    )
 
     def place(
         self,
@@ -265,12 +292,36 @@ class DirectorySink:
                 self._directories.add(above)
 
     def _complete(self, fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write the last of a file; others wait until it is durable, while this thread goes on."""
         try:
             write_all(fd, offset, buffers)
-            if self.sync:
-                sync_file(fd)
-        finally:
+        except BaseException:
             os.close(fd)
+            raise
+        if not self.sync:
+            os.close(fd)
+            return
+        self._open_files.acquire()
+        large = offset + sum(map(len, buffers)) >= _LARGE_FILE_BYTES
+        with self._lock:
+            self._written.append(fd)
+            batch = self._written if large or len(self._written) >= _BATCH_FILES else []
+            if batch:
+                self._written = []
+        self._sync_later(batch)
+
+    def _sync_later(self, batch: list[int]) -> None:
+        if batch:
+            self._syncs.append(self._pool.submit(self._sync_and_close, batch))
+
+    def _sync_and_close(self, batch: list[int]) -> None:
+        """Make files durable; close all of them, also where one fails."""
+        with ExitStack() as stack:
+            for fd in batch:
+                stack.callback(self._open_files.release)
+                stack.callback(os.close, fd)
+            for fd in batch:
+                sync_file(fd)
 
     def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
         """Write into one of the rank's staging files."""
@@ -280,12 +331,19 @@ class DirectorySink:
         write_all(self._staging[name], offset, buffers)
 
     def close(self) -> None:
-        """Close all files; objects that never got all their read chunks stay incomplete."""
+        """Wait until all is durable, and close all files.
+
+        Objects that never got all their read chunks stay incomplete.
+        """
+        self._sync_later(self._written)
+        self._pool.shutdown()
         fds = [self.root, *self._staging.values(), *(o.fd for o in self._objects.values())]
         self._staging.clear()
         self._objects.clear()
         for fd in fds:
             os.close(fd)
+        for sync in self._syncs:
+            sync.result()
 
 
 def _create(path: str, dir_fd: int) -> int:
