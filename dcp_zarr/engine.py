@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Region, Shape
 
-_MAX_RUN_BYTES = 16 << 20
-"""Stored bytes that are read in one call."""
+_MAX_RUN_BYTES = 2 << 20
+"""Stored bytes that are read in one call: what a core's cache holds until they are decoded."""
 _MAX_GAP_BYTES = 64 << 10
 """Stored read chunks no further apart than this are read in one call."""
 

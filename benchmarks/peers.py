@@ -1,0 +1,115 @@
+"""Ways to save and load a state; the machine's limits are among them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.distributed import checkpoint as dcp
+
+from benchmarks.workloads import State, octets
+from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
+
+Act = Callable[[State, Path], None]
+
+TORCH = "FileSystemWriter / Reader"
+FILE = "limit: pwrite, fsync / readinto"
+MEMCPY = "limit: memcpy"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way to save a state at a path that does not exist yet, and to load it in place."""
+
+    name: str
+    save: Act
+    load: Act
+
+
+def peers(workload: str, state: State) -> list[Peer]:
+    """Return the peers of a workload."""
+    found = [torch_peer(), *map(zarr_peer, (None, "fast", "small"))]
+    if workload == "large":
+        found.append(Peer("safetensors, fsync / copy", _safetensors_save, _safetensors_load))
+    return [*found, Peer(FILE, _file_save, _file_load), _memcpy_peer(state)]
+
+
+def torch_peer(*, no_dist: bool = True) -> Peer:
+    """Return torch's own storage at its defaults."""
+    return _dcp_peer(TORCH, dcp.FileSystemWriter, dcp.FileSystemReader, no_dist=no_dist)
+
+
+def zarr_peer(compression: str | None, *, no_dist: bool = True) -> Peer:
+    """Return dcp_zarr with one compression, and every other option at its default."""
+    name = f"dcp_zarr {compression}" + " (all defaults)" * (compression == "fast")
+    return _dcp_peer(
+        name,
+        lambda path: ZarrStorageWriter(path, compression=compression),
+        ZarrStorageReader,
+        no_dist=no_dist,
+    )
+
+
+def _dcp_peer(
+    name: str, writer: Callable[[Path], Any], reader: Callable[[Path], Any], *, no_dist: bool
+) -> Peer:
+    def save(state: State, path: Path) -> None:
+        dcp.save(dict(state), storage_writer=writer(path), no_dist=no_dist)
+
+    def load(state: State, path: Path) -> None:
+        dcp.load(dict(state), storage_reader=reader(path), no_dist=no_dist)
+
+    return Peer(name, save, load)
+
+
+def _safetensors_save(state: State, path: Path) -> None:
+    save_file(state, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _safetensors_load(state: State, path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        for fqn, tensor in state.items():
+            tensor.copy_(file.get_tensor(fqn))
+
+
+def _file_save(state: State, path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        offset = 0
+        for tensor in state.values():
+            offset += os.pwrite(file.fileno(), octets(tensor).numpy().data, offset)
+        os.fsync(file.fileno())
+
+
+def _file_load(state: State, path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        for tensor in state.values():
+            file.readinto(octets(tensor).numpy().data)
+
+
+def _memcpy_peer(state: State) -> Peer:
+    """Return copies to and from memory that is there already; the path stays empty."""
+    warm = {fqn: tensor.clone() for fqn, tensor in state.items()}
+    return Peer(MEMCPY, lambda state, _: _copy(state, warm), lambda state, _: _copy(warm, state))
+
+
+def _copy(source: State, target: State) -> None:
+    for fqn, tensor in source.items():
+        target[fqn].copy_(tensor)
+
+
+def empty_files(directory: Path) -> None:
+    """Free the space of all files below a directory, but keep the files.
+
+    ext4 does not reuse inodes for minutes after they are freed, and creates files at a tenth of
+    its speed while it steps over many of them: removing one checkpoint would slow the next save.
+    """
+    for path in directory.rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0)
