@@ -24,6 +24,7 @@ from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import LayoutError, SaveError, UnsupportedTensorError
 from dcp_zarr.region import Region, Tiling
 from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
+from dcp_zarr.schema_json import MAX_LIST
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
@@ -152,7 +153,9 @@ def description(metadata: Metadata, save_id: str) -> Description:
 
 
 def _is_path(keys: Any) -> bool:  # noqa: ANN401
-    return isinstance(keys, tuple) and all(type(key) in (str, int) for key in keys)
+    return isinstance(keys, tuple) and all(
+        type(key) is str or (type(key) is int and 0 <= key < MAX_LIST) for key in keys
+    )
 
 
 def metadata_from(schema: Schema) -> Metadata:

@@ -19,6 +19,9 @@ from dcp_zarr.errors import LayoutError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MAX_REGIONS = 1 << 20
+"""Most regions of one tensor."""
+
 Shape = tuple[int, ...]
 
 
@@ -132,6 +135,8 @@ class Tiling:
         LayoutError
             With the name of the tensor and what is wrong.
         """
+        if len(self) > MAX_REGIONS:
+            _refuse(fqn, self.shape, f"{len(self)} regions are more than {MAX_REGIONS}")
         shape = np.array(self.shape, np.int64)
         outside = (self.offsets < 0) | (self.sizes < 0) | (self.ends > shape)
         if outside.any():

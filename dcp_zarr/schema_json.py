@@ -17,6 +17,7 @@ from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import CorruptionError, DcpZarrError, FormatError
 from dcp_zarr.layout import ArrayLayout
 from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.region import MAX_REGIONS
 from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ FORMAT_VERSION = 1
 """Version of the bytes that this release writes, and the newest that it reads."""
 
 _MAX_AXES = 64
-_MAX_REGIONS = 1 << 20
-_MAX_LIST = 1 << 20
+MAX_LIST = 1 << 20
+"""Longest list of a nested state dict."""
 _MAX_READ_CHUNK_BYTES = 1 << 31
 _PATH = re.compile(r"[A-Za-z0-9_~-]+(/[A-Za-z0-9_~-]+)*")
 
@@ -210,7 +211,7 @@ def _mapping(value: Json) -> Mapping[str, Json]:
 
 
 def _key(value: Json) -> str | int:
-    if type(value) is int and 0 <= value < _MAX_LIST:
+    if type(value) is int and 0 <= value < MAX_LIST:
         return value
     return _text(value)
 
@@ -277,7 +278,7 @@ def _tiling(shape: Shape, value: Json) -> Tiling:
             for numbers, length in zip(zip(*map(_numbers, pair), strict=True), shape, strict=True):
                 if sum(numbers) > length:
                     raise ValueError(f"region {pair!r:.80} reaches outside {shape}")
-    if regions > _MAX_REGIONS:
+    if regions > MAX_REGIONS:
         raise ValueError(f"{regions} regions are too many")
     return tiling_from_json(shape, value)
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_zarr.errors import LayoutError
-from dcp_zarr.region import Grid, Region, Tiling, coordinates
+from dcp_zarr.region import MAX_REGIONS, Grid, Region, Tiling, coordinates
 
 
 def boxes(axes):
@@ -83,6 +84,13 @@ def test_a_tensor_without_axes_has_one_region():
 def test_a_region_outside_its_tensor_is_named():
     with pytest.raises(LayoutError, match=r"'w' of shape \(4,\).*region \[2:6\] reaches outside"):
         Tiling.of((4,), [Region((0,), (2,)), Region((2,), (4,))]).check("w")
+
+
+def test_more_regions_than_the_format_holds_are_refused():
+    offsets = np.arange(MAX_REGIONS + 1)[:, None]
+    tiling = Tiling((MAX_REGIONS + 1,), offsets, np.ones_like(offsets))
+    with pytest.raises(LayoutError, match="1048577 regions are more than 1048576"):
+        tiling.check("w")
 
 
 def test_regions_that_do_not_cover_say_what_is_missing():
