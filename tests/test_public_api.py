@@ -179,7 +179,7 @@ def test_names_use_the_words_of_the_project(module):
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_modules_and_functions_stay_small(module):
     source = module.read_text()
-    assert len(source.splitlines()) <= 370
+    assert len(source.splitlines()) <= 350
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             documented = ast.get_docstring(node)
