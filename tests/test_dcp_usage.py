@@ -135,6 +135,9 @@ def save_in_a_subgroup(rank, count):
 
 
 @pytest.mark.dist
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.7."), reason="torch 2.7 wants global rank 0 in every group"
+)
 def test_a_subgroup_saves_alone(tmp_path):
     processes.run(3, tmp_path, save_in_a_subgroup)
     assert sorted(dcp_zarr.open_checkpoint(tmp_path / "x.zarr")) == ["w1", "w2"]
