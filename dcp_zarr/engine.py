@@ -258,11 +258,21 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject) -> bool:
 
 def _destination(job: ReadJob, read_chunk: Shape) -> NDArray[Any] | None:
     """Return the part of the destination that is exactly a read chunk and contiguous, or None."""
-    array = job.array
-    box = array.read_grid.box(read_chunk)
-    if box.sizes != array.read_chunk_shape or box.intersection(job.region) != box:
-        return None
-    out = job.out[box.index(job.region.offsets)]
+    index: list[Any] = []
+    axes = zip(
+        read_chunk,
+        job.array.read_chunk_shape,
+        job.region.offsets,
+        job.region.sizes,
+        strict=True,
+    )
+    for position, step, offset, size in axes:
+        start = position * step - offset
+        if start < 0 or start + step > size:
+            return None
+        index.append(slice(start, start + step))
+    index.append(...)  # an array without axes gives a view, not a scalar
+    out = job.out[tuple(index)]
     return out if out.flags.c_contiguous else None
 
 
