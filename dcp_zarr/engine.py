@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Region, Shape
 
-_MAX_RUN_BYTES = 2 << 20
+_MAX_RUN_BYTES = (2 << 20) + 4096
 """Stored bytes that are read in one call: what a core's cache holds until they are decoded."""
 _MAX_GAP_BYTES = 64 << 10
 """Stored read chunks no further apart than this are read in one call."""
@@ -111,7 +111,9 @@ def read(jobs: Iterable[ReadJob], source: Source, limits: Limits) -> Iterator[Re
         If a read chunk is missing or its checksum does not hold; what else it names is the tensor
         and the region.
     """
-    tasks = tasks_of(jobs, lambda job: job.array.read_grid.touched(job.region), limits.task_bytes)
+    # Values go straight to where they belong, so a task may be larger than one that holds its own.
+    task_bytes = 2 * limits.task_bytes
+    tasks = tasks_of(jobs, lambda job: job.array.read_grid.touched(job.region), task_bytes)
     work = partial(_read_task, source=source)
     for parts, _ in in_order(tasks, work, limits.thread_count):
         yield from (part.job for part in parts if part.last)
