@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
@@ -19,7 +22,9 @@ Act = Callable[[State, Path], None]
 
 TORCH = "FileSystemWriter / Reader"
 FILE = "limit: pwrite, fsync / readinto"
+THREADS = "limit: the same on 2 threads, with crc32c"
 MEMCPY = "limit: memcpy"
+_STEP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,9 @@ def peers(workload: str, state: State) -> list[Peer]:
     found = [torch_peer(), *map(zarr_peer, (None, "fast", "small"))]
     if workload == "large":
         found.append(Peer("safetensors, fsync / copy", _safetensors_save, _safetensors_load))
-    return [*found, Peer(FILE, _file_save, _file_load), _memcpy_peer(state)]
+    file = Peer(FILE, _file_save, _file_load)
+    threads = Peer(THREADS, _threads_save, _threads_load)
+    return [*found, file, threads, _memcpy_peer(state)]
 
 
 def torch_peer(*, no_dist: bool = True) -> Peer:
@@ -91,6 +98,35 @@ def _file_load(state: State, path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         for tensor in state.values():
             file.readinto(octets(tensor).numpy().data)
+
+
+def _threads_save(state: State, path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        _on_two_threads(state, partial(os.pwrite, file.fileno()))
+        os.fsync(file.fileno())
+
+
+def _threads_load(state: State, path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        _on_two_threads(state, lambda buffer, offset: os.preadv(fd, [buffer], offset))
+
+
+def _on_two_threads(state: State, move: Callable[[memoryview, int], int]) -> None:
+    """Move all tensors between memory and one file, 1 MiB at a time, and sum what was moved."""
+    spans, start = [], 0
+    for tensor in state.values():
+        buffer = octets(tensor).numpy().data
+        spans += [(buffer[i : i + _STEP], start + i) for i in range(0, len(buffer), _STEP)]
+        start += len(buffer)
+
+    def work(number: int) -> None:
+        for buffer, offset in spans[len(spans) * number // 2 : len(spans) * (number + 1) // 2]:
+            move(buffer, offset)
+            crc32c(buffer)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
 
 
 def _memcpy_peer(state: State) -> Peer:
