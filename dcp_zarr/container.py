@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema
+    from dcp_zarr.slabs import Slab
 
 Buffer = bytes | memoryview
 
@@ -27,10 +28,12 @@ class Sink(Protocol):
         array: ArrayLayout,
         write_chunk: Shape,
         stored: Sequence[tuple[Shape, Sequence[Buffer]]],
+        slab: Slab | None = None,
     ) -> None:
         """Store encoded read chunks of one write chunk, each given with its grid coordinates.
 
-        All read chunks of a write chunk come from one rank, in any order and number of calls.
+        Without a slab, all read chunks of a write chunk come from one rank, in any order and
+        number of calls; with one, as many as it counts.
         """
 
     def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -85,6 +88,23 @@ class Target(Protocol):
         ------
         SaveError
             With the rank whose objects are not visible from here.
+        """
+
+    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+        """Complete the object that several ranks wrote. Coordinator only.
+
+        Parameters
+        ----------
+        array
+            The array.
+        counts
+            For each rank, how many read chunks it placed; the coordinator's own rank is one more
+            than the last.
+
+        Raises
+        ------
+        SaveError
+            If what a rank placed is not visible from here, or not as it was planned.
         """
 
     def commit(self, schema: Schema) -> None:

@@ -6,9 +6,8 @@ Both are functions of what every rank knows or returned; no trainer's and no con
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -18,45 +17,23 @@ import numpy as np
 from dcp_zarr import engine, pieces
 from dcp_zarr.errors import SaveError
 from dcp_zarr.layout import Assignment, object_layout
-from dcp_zarr.layout_rules import LayoutOptions, plan_layouts
-from dcp_zarr.names import OBJECTS_PATH, assign_paths
-from dcp_zarr.region import Region, Tiling, coordinates
+from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.placement import fingerprint, path_fingerprint, plan_save
+from dcp_zarr.region import Region, coordinates
 from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dcp_zarr.codecs import Codec, CompressionRules
+    from dcp_zarr.codecs import Codec
     from dcp_zarr.container import Target
-    from dcp_zarr.dtypes import DType
     from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.placement import Placement, SaveOptions, TensorPlan
     from dcp_zarr.region import Shape
     from dcp_zarr.tasks import Limits
 
 MAX_PACKED_OBJECT_BYTES = 1 << 20
 """Larger objects are stored by their own rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """What decides the bytes of a save; the same on all ranks."""
-
-    compression: CompressionRules
-    layout: LayoutOptions
-    dtype_encoding: str
-
-    def __str__(self) -> str:
-        """Describe the options so that equal ones have equal descriptions."""
-        return f"{self.compression} {self.layout} dtype_encoding={self.dtype_encoding}"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlan:
-    """One tensor of a save."""
-
-    dtype: DType
-    tiling: Tiling
-    properties: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,49 +57,6 @@ class Description:
     storage_meta: Mapping[str, Any] | None
     metadata_version: str | None
     producer: Mapping[str, str]
-
-
-def plan_save(
-    tensors: Mapping[str, TensorPlan], objects: Sequence[str], options: SaveOptions
-) -> tuple[dict[str, ArrayLayout], dict[str, str]]:
-    """Decide the layout of every tensor, and the path of everything.
-
-    Parameters
-    ----------
-    tensors
-        By FQN.
-    objects
-        FQNs of what is no tensor.
-    options
-        The save's options.
-
-    Returns
-    -------
-    Layouts of the tensors by FQN, and paths of tensors and objects by FQN.
-    """
-    if tensors or objects:  # DCP's plan cache may pass none
-        options.compression.check_patterns([*tensors, *objects])
-    paths = assign_paths([*tensors, *objects])
-    layouts = plan_layouts(
-        {fqn: plan.tiling for fqn, plan in sorted(tensors.items())},
-        {fqn: plan.dtype for fqn, plan in tensors.items()},
-        paths,
-        options.layout,
-    )
-    return layouts, paths
-
-
-def fingerprint(assignment: Assignment) -> int:
-    """Return a number that differs where an item would be written in another way."""
-    array, region = assignment.array, assignment.region
-    shapes = array.shape, array.read_chunk_shape, array.write_chunk_shape
-    described = f"{array.path} {array.itemsize} {shapes} {region.offsets} {region.sizes}"
-    return zlib.crc32(described.encode("utf-8", "surrogatepass"))
-
-
-def path_fingerprint(path: str) -> int:
-    """Return a number that differs where an object's bytes would lie elsewhere."""
-    return zlib.crc32(path.encode())
 
 
 def complete(
@@ -159,31 +93,30 @@ def complete(
         If anything is missing, or was written by another layout.
     """
     objects = [fqn for fqn in order if fqn not in tensors]
-    layouts, paths = plan_save(tensors, objects, options)
-    assignments = [
-        _assignments(rank, written, layouts, paths) for rank, written in enumerate(results)
-    ]
+    placement = plan_save(tensors, objects, options)
+    layouts = placement.layouts
+    assignments = [_assignments(rank, written, placement) for rank, written in enumerate(results)]
     _check_complete(tensors, objects, results)
     _check_placed(target, layouts, assignments)
     stored = _stored_nbytes(tensors, results)
     objects_codec = options.compression.codec(OBJECTS_PATH, 1, MAX_PACKED_OBJECT_BYTES)
     sink = target.open_sink(len(results))
     try:
-        cut = _cut_jobs(target, pieces.find_pieces(assignments), layouts, tensors, options)
+        cut = _cut_jobs(target, pieces.find_pieces(assignments), placement, tensors, options)
         for fqn, nbytes in engine.write(cut, sink, limits).items():
             stored[str(fqn)] += nbytes
-        entries, packed = _collect_objects(target, results, paths)
+        entries, packed = _collect_objects(target, results, placement.paths)
         _check_own_arrays(target, entries, results)
         if packed is not None:
             job = bytes_job(*packed, objects_codec)
             engine.write([job], sink, limits)
     finally:
         sink.close()
+    _join(target, placement, assignments)
     for fqn, plan in tensors.items():
         array = layouts[fqn]
-        codec = options.compression.codec(fqn, array.itemsize, array.read_chunk_nbytes)
         entries[fqn] = TensorEntry(
-            array, plan.dtype, codec, plan.tiling, plan.properties, stored[fqn]
+            array, plan.dtype, options.codec(array), plan.tiling, plan.properties, stored[fqn]
         )
     target.commit(
         Schema(
@@ -218,17 +151,16 @@ def _stored_nbytes(
 def _assignments(
     rank: int,
     written: Sequence[Written],
-    layouts: Mapping[str, ArrayLayout],
-    paths: Mapping[str, str],
+    placement: Placement,
 ) -> list[Assignment]:
     """Return what a rank's write items should have come to; raise where it was something else."""
     assignments = []
     for item in written:
-        if item.region is not None and item.fqn in layouts:
-            assignments.append(Assignment(layouts[item.fqn], item.region))
+        if item.region is not None and item.fqn in placement.layouts:
+            assignments.append(placement.assignment(item.fqn, item.region))
             expected = fingerprint(assignments[-1])
         else:
-            expected = path_fingerprint(paths.get(item.fqn, ""))
+            expected = path_fingerprint(placement.paths.get(item.fqn, ""))
         if expected != item.fingerprint:
             raise SaveError(
                 f"Rank {rank} wrote {item.fqn!r} {item.region or ''} by an outdated plan; the "
@@ -276,6 +208,22 @@ def _check_placed(
         target.check_placed(layouts[fqn], ranks)
 
 
+def _join(
+    target: Target, placement: Placement, assignments: Sequence[Sequence[Assignment]]
+) -> None:
+    """Complete the objects that are shared, each from what ranks and coordinator placed."""
+    counts: dict[str, dict[int, int]] = {fqn: {} for fqn in placement.slabs}
+    for rank, of_rank in enumerate(assignments):
+        for assignment in of_rank:
+            if assignment.slab is not None and assignment.slab.count:
+                of_array = counts[assignment.array.fqn]
+                of_array[rank] = of_array.get(rank, 0) + assignment.slab.count
+    for fqn, of_array in counts.items():
+        if own := placement.slabs[fqn][None].count:
+            of_array[len(assignments)] = own
+        target.join(placement.layouts[fqn], of_array)
+
+
 def _check_own_arrays(
     target: Target, entries: Mapping[str, Entry], results: Sequence[Sequence[Written]]
 ) -> None:
@@ -292,22 +240,22 @@ def _check_own_arrays(
 def _cut_jobs(
     target: Target,
     cut: Mapping[str, Mapping[Shape, Sequence[pieces.StagedPiece]]],
-    layouts: Mapping[str, ArrayLayout],
+    placement: Placement,
     tensors: Mapping[str, TensorPlan],
     options: SaveOptions,
 ) -> Iterator[engine.WriteJob]:
     """Yield a job for each cut read chunk."""
     for fqn, read_chunks in cut.items():
-        array, dtype = layouts[fqn], tensors[fqn].dtype.bits
-        codec = options.compression.codec(fqn, array.itemsize, array.read_chunk_nbytes)
+        array, dtype = placement.layouts[fqn], tensors[fqn].dtype.bits
         for read_chunk, staged in read_chunks.items():
             one = Region(read_chunk, (1,) * len(read_chunk))
             yield engine.WriteJob(
                 array,
-                codec,
+                options.codec(array),
                 one,
                 partial(pieces.assemble, target, staged, dtype),
                 key=fqn,
+                slab=placement.slab(fqn, None),
             )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dcp_zarr.container import Buffer, Sink, Source, StoredObject
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Region, Shape
+    from dcp_zarr.slabs import Slab
 
 _MAX_RUN_BYTES = (2 << 20) + 4096
 """Stored bytes that are read in one call: what a core's cache holds until they are decoded."""
@@ -49,6 +50,8 @@ class WriteJob:
     """Gives the bits in a region of the tensor; called from worker threads."""
     key: Hashable = None
     """Whatever the caller knows the job by."""
+    slab: Slab | None = None
+    """Where they go in an object that is shared with other writers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +150,7 @@ def _write_task(parts: list[Part[WriteJob]], sink: Sink) -> list[int]:
     for part in parts:
         stored = [(c, encode_read_chunk(part.job, c)) for c in part.read_chunks]
         if stored:
-            sink.place(part.job.array, part.write_chunk, stored)
+            sink.place(part.job.array, part.write_chunk, stored, part.job.slab)
         sizes.append(sum(len(buffer) for _, buffers in stored for buffer in buffers))
     return sizes
 

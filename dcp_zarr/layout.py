@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from dcp_zarr.region import Grid, Region, Shape, coordinates
+
+if TYPE_CHECKING:
+    from dcp_zarr.slabs import Slab
 
 _OBJECT_READ_CHUNK_BYTES = 1 << 20
 
@@ -89,6 +93,8 @@ class Assignment:
     """The array that the item's tensor is stored in."""
     region: Region
     """The item's region."""
+    slab: Slab | None = None
+    """Where its read chunks go in the object that the array's writers share, if they share one."""
 
     @property
     def read_chunks(self) -> Region:

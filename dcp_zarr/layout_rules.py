@@ -40,6 +40,8 @@ SMALL_TENSOR_BYTES = 64 << 10
 
 _FINE_READ_CHUNK_BYTES = 16 << 10
 _SMALLEST_READ_CHUNK_BYTES = 4 << 10
+_OWN_OBJECT_BYTES = 4 << 20
+"""Regions of this size or more are write chunks of their own; smaller ones share an object."""
 _PIECES_PART = 8
 """Pieces may be this fraction of a tensor: one eighth."""
 
@@ -54,6 +56,8 @@ class LayoutOptions:
     """Largest size of a write chunk."""
     pieces_bytes: int = 256 << 20
     """All pieces of a save that rule 2 may make."""
+    shared_objects: bool = True
+    """Whether the container lets several ranks write to one object."""
 
 
 def plan_layouts(
@@ -97,7 +101,7 @@ def check_layout(array: ArrayLayout, tiling: Tiling) -> None:
 
     The regions tile the tensor, so each read chunk that lies in one of them has one writer, and
     each other one is the coordinator's. What is left to show: a write chunk of more than one read
-    chunk is never shared.
+    chunk is never shared, unless it is the only one: its writers then keep to their slabs.
 
     Raises
     ------
@@ -107,13 +111,21 @@ def check_layout(array: ArrayLayout, tiling: Tiling) -> None:
     ratio = array.read_chunks_per_write_chunk
     multiples = zip(ratio, array.read_chunk_shape, array.write_chunk_shape, strict=True)
     exact = all(k * r == w for k, r, w in multiples)
-    shared = prod(ratio) > 1 and _cut_bytes(tiling.without_empty(), array.write_chunk_shape, 1)
+    several = prod(ratio) > 1 and prod(array.write_grid.counts) > 1
+    shared = several and _cut_bytes(tiling.without_empty(), array.write_chunk_shape, 1)
     if not exact or shared:
         raise LayoutError(
             f"Write chunks of {array.write_chunk_shape} of tensor {array.fqn!r} would have several "
             "writers. This is a fault of dcp_zarr: please report it with the tensor's placement.",
             fqn=array.fqn,
         )
+
+
+def shares_object(array: ArrayLayout, tiling: Tiling) -> bool:
+    """Say whether all writers of an array share its one object."""
+    one_object = prod(array.write_grid.counts) == 1
+    indexed = array.read_chunk_shape != array.write_chunk_shape
+    return one_object and indexed and len(tiling.without_empty()) > 1
 
 
 def _choose(
@@ -132,7 +144,9 @@ def _choose(
     if found := _cut(tiling, steps, itemsize, options):
         read, pieces_nbytes = found
         if pieces_nbytes <= min(budget, nbytes // _PIECES_PART):
-            return _array(shape, itemsize, read, read), pieces_nbytes
+            return _array(
+                shape, itemsize, read, _cut_write_shape(shape, read, options)
+            ), pieces_nbytes
     read, pieces_nbytes = found or (one, nbytes)
     # Each write chunk is a file: cells of a few KiB are taken only where pieces would be too many.
     smallest = [_FINE_READ_CHUNK_BYTES]
@@ -143,7 +157,7 @@ def _choose(
         if fine_read is not None:
             write = _write_shape(shape, fine_read, steps, itemsize, options)
             return _array(shape, itemsize, fine_read, write), 0
-    return _array(shape, itemsize, read, read), pieces_nbytes
+    return _array(shape, itemsize, read, _cut_write_shape(shape, read, options)), pieces_nbytes
 
 
 def _array(shape: Shape, itemsize: int, read: Shape, write: Shape) -> ArrayLayout:
@@ -211,8 +225,13 @@ def _write_shape(
     itemsize: int,
     options: LayoutOptions,
 ) -> Shape:
-    """Return the largest write chunk shape within a cell of the steps and the allowed bytes."""
+    """Return the largest write chunk shape within a cell of the steps and the allowed bytes.
+
+    Small cells share one write chunk.
+    """
     cell = [step or -(-n // r) * r for step, n, r in zip(steps, shape, read, strict=True)]
+    if options.shared_objects and any(steps) and prod(cell) * itemsize < _OWN_OBJECT_BYTES:
+        return _whole(shape, read)
     counts = [max(c // r, 1) for c, r in zip(cell, read, strict=True)]
     allowed = max(options.write_chunk_bytes // (prod(read) * itemsize), 1)
     for axis, step in enumerate(steps):
@@ -223,6 +242,15 @@ def _write_shape(
         even = -(-count // -(-count // target))
         counts[axis] = max(d for d in _divisors(count) if d <= target) if step else even
     return tuple(c * r for c, r in zip(counts, read, strict=True))
+
+
+def _cut_write_shape(shape: Shape, read: Shape, options: LayoutOptions) -> Shape:
+    """Return the write chunk shape of a cut tensor: all of it, where it may be shared."""
+    return _whole(shape, read) if options.shared_objects else read
+
+
+def _whole(shape: Shape, read: Shape) -> Shape:
+    return tuple(max(-(-n // r), 1) * r for n, r in zip(shape, read, strict=True))
 
 
 def _cut(

@@ -19,9 +19,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from dcp_zarr import tensors
-from dcp_zarr.coordinator import Description, SaveOptions, TensorPlan, Written
+from dcp_zarr.coordinator import Description, Written
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import LayoutError, SaveError, UnsupportedTensorError
+from dcp_zarr.placement import SaveOptions, TensorPlan
 from dcp_zarr.region import Region, Tiling
 from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
 from dcp_zarr.schema_json import MAX_LIST

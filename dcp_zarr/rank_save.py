@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dcp_zarr import coordinator, engine, pieces, tensors
+from dcp_zarr import coordinator, engine, pieces, placement, tensors
 from dcp_zarr.canonical_json import json_text
 from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
     from dcp_zarr.container import Sink
-    from dcp_zarr.coordinator import SaveOptions
+    from dcp_zarr.placement import SaveOptions
     from dcp_zarr.region import Region
     from dcp_zarr.tasks import Limits
 
@@ -64,10 +64,10 @@ class RankSave:
         done: tuple[int, tuple[int, ...] | None]
         for number, (item, assignment) in enumerate(self._items):
             if isinstance(assignment, str):
-                done = coordinator.path_fingerprint(assignment), None
+                done = placement.path_fingerprint(assignment), None
                 nbytes = self._object_sizes[number]
             else:
-                done = coordinator.fingerprint(assignment), assignment.region.sizes
+                done = placement.fingerprint(assignment), assignment.region.sizes
                 nbytes = stored.get(number, 0)
             results.append(WriteResult(item.index, nbytes, done))
         return results
@@ -84,11 +84,15 @@ class RankSave:
                 pieces.stage_pieces(self._sink, staged, assignment, values)
                 staged += pieces.staged_nbytes(assignment)
             array = assignment.array
-            codec = self._options.compression.codec(
-                array.fqn, array.itemsize, array.read_chunk_nbytes
-            )
             if assignment.read_chunks.volume:
-                yield engine.WriteJob(array, codec, assignment.read_chunks, values, key=number)
+                yield engine.WriteJob(
+                    array,
+                    self._options.codec(array),
+                    assignment.read_chunks,
+                    values,
+                    key=number,
+                    slab=assignment.slab,
+                )
 
     def _object(self, number: int, item: WriteItem, path: str) -> Iterator[engine.WriteJob]:
         """Stage a small object; yield the job for a large one."""

@@ -17,11 +17,10 @@ from torch.futures import Future
 from dcp_zarr import coordinator, metadata_words
 from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers.directory_target import DirectoryTarget
-from dcp_zarr.coordinator import SaveOptions
 from dcp_zarr.errors import OptionError, SaveError
-from dcp_zarr.layout import Assignment
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES, LayoutOptions
 from dcp_zarr.local_files import local_path
+from dcp_zarr.placement import SaveOptions, plan_save
 from dcp_zarr.rank_save import RankPlan, RankSave
 from dcp_zarr.tasks import MEMORY_BUDGET_BYTES, Limits, check_count
 
@@ -148,7 +147,7 @@ class ZarrStorageWriter(StorageWriter):
         The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
         """
         planned, objects = metadata_words.tensor_plans(self._all_plans(plans), self._options)
-        layouts, paths = coordinator.plan_save(planned, objects, self._options)
+        placement = plan_save(planned, objects, self._options)
         if self._target is not None:  # of a save that failed
             self._target.discard()
         self._target = self._new_target()
@@ -156,9 +155,9 @@ class ZarrStorageWriter(StorageWriter):
         mapped = []
         for rank, plan in enumerate(plans):
             assignments = tuple(
-                paths[item.index.fqn]
+                placement.paths[item.index.fqn]
                 if item.type == WriteItemType.BYTE_IO
-                else Assignment(layouts[item.index.fqn], metadata_words.region(item))
+                else placement.assignment(item.index.fqn, metadata_words.region(item))
                 for item in plan.items
             )
             rank_plan = RankPlan(self._description, rank, assignments)

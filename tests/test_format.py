@@ -111,7 +111,7 @@ def test_documents_hold_exactly_what_the_format_says():
         "shape": [3000, 50],
         "data_type": "float32",
         "fill_value": 0.0,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1500, 50]}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3000, 50]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "codecs": [
             {

@@ -36,7 +36,7 @@ def pieces_part(assignments):
     [
         ((4096, 4096), (8, 1), (128, 4096), (512, 4096)),
         ((4096, 4096), (1, 8), (1024, 512), (4096, 512)),
-        ((4096, 4096), (2, 8), (1024, 512), (2048, 512)),
+        ((4096, 4096), (2, 8), (1024, 512), (4096, 4096)),
         ((4096, 4096), (1, 1), (128, 4096), (4096, 4096)),
         ((50257, 768), (4, 2), (1795, 384), (12565, 384)),
         ((8, 1024, 1024), (1, 1, 1), (1, 512, 1024), (8, 1024, 1024)),
@@ -52,13 +52,13 @@ def test_aligned_regions_need_no_pieces(shape, parts, read, write):
 
 def test_ten_rows_on_four_ranks_start_at_multiples_of_three():
     array, assignments = layout_of((10, 65536), (4, 1), itemsize=4)
-    assert array.write_chunk_shape[0] == 3
+    assert (array.read_chunk_shape[0], array.write_chunk_shape[0]) == (3, 12)
     assert [a.read_chunks.volume > 0 for a in assignments] == [True] * 4
 
 
 def test_a_prime_step_is_cut_into_whole_rows_with_few_pieces():
     array, assignments = layout_of((32003, 4096), (8, 1))
-    assert array.read_chunk_shape == array.write_chunk_shape == (128, 4096)
+    assert (array.read_chunk_shape, array.write_chunk_shape) == ((128, 4096), (32128, 4096))
     assert 0 < pieces_part(assignments) < 1 / 8
 
 
@@ -123,6 +123,6 @@ def test_a_mesh_of_odd_sizes_makes_few_files():
     dtype = DType("any", "any", 2, 0, bits_dtype(1))
     tiling = Tiling.of(shape, boxes)
     array = plan_layouts({"w": tiling}, {"w": dtype}, {"w": "w"}, LayoutOptions())["w"]
-    assert array.write_grid.counts == (86, 2)
+    assert array.write_grid.counts == (1, 1)
     assignments = [Assignment(array, box) for box in boxes]
     assert pieces_part(assignments) < 1 / 8

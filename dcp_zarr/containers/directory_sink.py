@@ -15,8 +15,10 @@ import numpy as np
 
 from dcp_zarr import names, zarr_format
 from dcp_zarr.commit import STAGING
+from dcp_zarr.containers.placed import PLACED, Placed
 from dcp_zarr.errors import SaveError
 from dcp_zarr.local_files import sync_file, write_all
+from dcp_zarr.slabs import SlabCursor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from dcp_zarr.container import Buffer
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
+    from dcp_zarr.slabs import Slab
 
 
 SYNC_THREADS = 8
@@ -46,6 +49,15 @@ class _OpenObject:
     end: int = 0
 
 
+@dataclass(slots=True)
+class _SharedObject:
+    """An object that other ranks write to as well, as far as this one does."""
+
+    fd: int
+    cursor: SlabCursor
+    missing: int
+
+
 @dataclass
 class DirectorySink:
     """A rank's way into the partial directory."""
@@ -59,6 +71,8 @@ class DirectorySink:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _directories: set[str] = field(default_factory=set)
     _objects: dict[tuple[str, Shape], _OpenObject] = field(default_factory=dict)
+    _shared: dict[tuple[str, Slab], _SharedObject] = field(default_factory=dict)
+    _placed: Placed = field(default_factory=Placed)
     _staging: dict[str, int] = field(default_factory=dict)
     _written: list[int] = field(default_factory=list)
     _syncs: list[Future[None]] = field(default_factory=list)
@@ -72,11 +86,15 @@ class DirectorySink:
         array: ArrayLayout,
         write_chunk: Shape,
         stored: Sequence[tuple[Shape, Sequence[Buffer]]],
+        slab: Slab | None = None,
     ) -> None:
         """Append read chunks to their object; the last to come writes the index."""
+        if slab is not None:
+            self._place_shared(array, write_chunk, stored, slab)
+            return
         if not zarr_format.has_index(array):
             ((_, buffers),) = stored
-            self._complete(self._create(array, write_chunk), 0, buffers)
+            self._complete(self._open(array, write_chunk), 0, buffers)
             return
         sizes = [sum(map(len, buffers)) for _, buffers in stored]
         with self._lock:
@@ -97,18 +115,54 @@ class DirectorySink:
         index = zarr_format.encode_index(written.extents)
         self._complete(written.fd, written.end, [index])
 
+    def _place_shared(
+        self,
+        array: ArrayLayout,
+        write_chunk: Shape,
+        stored: Sequence[tuple[Shape, Sequence[Buffer]]],
+        slab: Slab,
+    ) -> None:
+        """Append read chunks to this writer's slabs, and note where they are."""
+        with self._lock:
+            shared = self._shared.get((array.path, slab))
+            if shared is None:
+                fd = self._open(array, write_chunk, os.O_CREAT)
+                shared = _SharedObject(fd, SlabCursor(slab), slab.count)
+                self._shared[array.path, slab] = shared
+            sizes = [sum(map(len, buffers)) for _, buffers in stored]
+            offsets = [shared.cursor.take(nbytes) for nbytes in sizes]
+        pending: list[Buffer] = []
+        start = end = offsets[0]
+        for (_, buffers), offset, nbytes in zip(stored, offsets, sizes, strict=True):
+            if offset != end:
+                write_all(shared.fd, start, pending)
+                start, pending = offset, []
+            pending += buffers
+            end = offset + nbytes
+        write_all(shared.fd, start, pending)
+        positions = [_position(array, read_chunk) for read_chunk, _ in stored]
+        with self._lock:
+            self._placed.add(array.path, zip(positions, offsets, sizes, strict=True))
+            shared.missing -= len(stored)
+            if shared.missing:
+                return
+            del self._shared[array.path, slab]
+        self._finish(shared.fd, array.read_chunk_nbytes * slab.count)
+
     def _begin(self, array: ArrayLayout, write_chunk: Shape) -> _OpenObject:
         counts = array.read_chunks_per_write_chunk
         extents = np.full((prod(counts), 2), zarr_format.MISSING, np.uint64)
         missing = array.read_chunks_of(write_chunk).volume
-        written = _OpenObject(self._create(array, write_chunk), extents, missing)
+        written = _OpenObject(self._open(array, write_chunk), extents, missing)
         self._objects[array.path, write_chunk] = written
         return written
 
-    def _create(self, array: ArrayLayout, write_chunk: Shape) -> int:
+    def _open(
+        self, array: ArrayLayout, write_chunk: Shape, flags: int = os.O_CREAT | os.O_EXCL
+    ) -> int:
         self._make_directories(array.path)
         path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
-        return _create(path, self.root)
+        return _open(path, self.root, flags)
 
     def _make_directories(self, path: str) -> None:
         if path in self._directories:
@@ -126,11 +180,15 @@ class DirectorySink:
         except BaseException:
             os.close(fd)
             raise
+        self._finish(fd, offset + sum(map(len, buffers)))
+
+    def _finish(self, fd: int, nbytes: int) -> None:
+        """Close a file, once it is durable."""
         if not self.sync:
             os.close(fd)
             return
         self._open_files.acquire()
-        large = offset + sum(map(len, buffers)) >= _LARGE_FILE_BYTES
+        large = nbytes >= _LARGE_FILE_BYTES
         with self._lock:
             self._written.append(fd)
             batch = self._written if large or len(self._written) >= BATCH_FILES else []
@@ -155,7 +213,7 @@ class DirectorySink:
         """Write into one of the rank's staging files."""
         with self._lock:
             if name not in self._staging:
-                self._staging[name] = _create(f"{STAGING}/{self.rank}.{name}", self.root)
+                self._staging[name] = _open(f"{STAGING}/{self.rank}.{name}", self.root)
         write_all(self._staging[name], offset, buffers)
 
     def close(self) -> None:
@@ -163,20 +221,26 @@ class DirectorySink:
 
         Objects that never got all their read chunks stay incomplete.
         """
-        self._sync_later(self._written)
-        self._pool.shutdown()
-        fds = [self.root, *self._staging.values(), *(o.fd for o in self._objects.values())]
-        self._staging.clear()
-        self._objects.clear()
-        for fd in fds:
-            os.close(fd)
+        try:
+            if self._placed:
+                self.stage(PLACED, 0, [self._placed.encoded()])
+        finally:
+            self._sync_later(self._written)
+            self._pool.shutdown()
+            opened = [o.fd for o in self._objects.values()]
+            opened += [o.fd for o in self._shared.values()]
+            for fd in [self.root, *self._staging.values(), *opened]:
+                os.close(fd)
+            self._staging.clear()
+            self._objects.clear()
+            self._shared.clear()
         for sync in self._syncs:
             sync.result()
 
 
-def _create(path: str, dir_fd: int) -> int:
+def _open(path: str, dir_fd: int, flags: int = os.O_CREAT | os.O_EXCL) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=dir_fd)
+        return os.open(path, os.O_WRONLY | flags, 0o666, dir_fd=dir_fd)
     except FileExistsError as error:
         raise SaveError(
             f"{path!r} exists already in the save's own directory: two jobs are saving to one "

@@ -15,13 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from dcp_zarr import names, zarr_format
 from dcp_zarr.commit import LocalCommit
+from dcp_zarr.containers import placed
 from dcp_zarr.containers.directory_sink import BATCH_FILES, SYNC_THREADS, DirectorySink
-from dcp_zarr.errors import CheckpointExistsError, OptionError, SaveError
+from dcp_zarr.errors import CheckpointExistsError, CorruptionError, OptionError, SaveError
 from dcp_zarr.local_files import sync_directory, sync_file, write_all
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema
@@ -50,6 +55,7 @@ class DirectoryTarget:
         self._commit = LocalCommit(path)
         self._overwrite = overwrite
         self._sync = sync
+        self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}
 
     @property
     def where(self) -> str:
@@ -129,6 +135,37 @@ class DirectoryTarget:
                 fqn=array.fqn,
                 path=self.where,
             )
+
+    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+        """Complete the object that several ranks wrote. Coordinator only."""
+        rows = []
+        for rank, count in counts.items():
+            rows.append(self._placed(rank).get(array.path, np.empty((0, 3), np.int64)))
+            if len(rows[-1]) != count:
+                raise self._not_visible(rank)
+        write_chunk = (0,) * len(array.shape)
+        path = f"{self._commit.partial}/{array.path}/{zarr_format.object_key(array, write_chunk)}"
+        fd = os.open(path, os.O_RDWR)
+        try:
+            extents = placed.close_gaps(fd, placed.extents(array, np.concatenate(rows)))
+            end = int(extents.sum(axis=1).max())
+            index = zarr_format.encode_index(extents)
+            write_all(fd, end, [index])
+            os.ftruncate(fd, end + len(index))
+            if self._sync:
+                sync_file(fd)
+        finally:
+            os.close(fd)
+
+    def _placed(self, rank: int) -> Mapping[str, NDArray[np.int64]]:
+        """Return what a rank placed in shared objects, by path of the array."""
+        if rank not in self._placed_by:
+            path = self._commit.staging / f"{rank}.{placed.PLACED}"
+            try:
+                self._placed_by[rank] = placed.decode(path.read_bytes())
+            except (FileNotFoundError, CorruptionError) as error:
+                raise self._not_visible(rank) from error
+        return self._placed_by[rank]
 
     def _not_visible(self, rank: int) -> SaveError:
         return SaveError(
