@@ -62,8 +62,11 @@ class Target(Protocol):
     def discard(self) -> None:
         """Remove what a save left that was given up. Coordinator only."""
 
-    def open_sink(self, rank: int) -> Sink:
-        """Open the place for a rank's bytes."""
+    def open_sink(self, rank: int, slab: Slab | None) -> Sink:
+        """Open the place for a rank's bytes: its slabs, where the container is one file."""
+
+    def open_last_sink(self, ranks: int) -> Sink:
+        """Open the place for the coordinator's bytes, when so many ranks are done with theirs."""
 
     def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
         """Read from a rank's staging file; fewer bytes where it ends. Coordinator only.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dcp_zarr.container import Sink
     from dcp_zarr.placement import SaveOptions
     from dcp_zarr.region import Region
+    from dcp_zarr.slabs import Slab
     from dcp_zarr.tasks import Limits
 
 
@@ -37,6 +38,8 @@ class RankPlan:
     """Group rank."""
     assignments: tuple[Assignment | str, ...]
     """For each write item its layout; for an object, the path of its bytes."""
+    slab: Slab | None
+    """The rank's part of the container, where that is one file."""
 
 
 class RankSave:

@@ -160,7 +160,7 @@ class ZarrStorageWriter(StorageWriter):
                 else placement.assignment(item.index.fqn, metadata_words.region(item))
                 for item in plan.items
             )
-            rank_plan = RankPlan(self._description, rank, assignments)
+            rank_plan = RankPlan(self._description, rank, assignments, None)
             mapped.append(
                 dataclasses.replace(plan, storage_data=rank_plan) if plan.usable else plan
             )
@@ -195,7 +195,7 @@ class ZarrStorageWriter(StorageWriter):
         future: Future[list[WriteResult]] = Future()
         try:
             rank_plan = self._checked(plan)
-            sink = self._new_target().open_sink(rank_plan.rank)
+            sink = self._new_target().open_sink(rank_plan.rank, rank_plan.slab)
             try:
                 rank_save = RankSave(plan, rank_plan, planner, sink, self._options)
                 future.set_result(rank_save.run(self._limits))
@@ -210,7 +210,7 @@ class ZarrStorageWriter(StorageWriter):
         rank_plan = plan.storage_data
         if not plan.items and not isinstance(rank_plan, RankPlan):
             rank = dist.get_rank() if dist.is_initialized() else 0
-            return RankPlan(self._description, rank, ())
+            return RankPlan(self._description, rank, (), None)
         if not isinstance(rank_plan, RankPlan) or rank_plan.options != self._description:
             made_by = getattr(rank_plan, "options", f"another writer ({rank_plan!r:.80})")
             raise SaveError(

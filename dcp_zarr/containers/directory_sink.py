@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import names, zarr_format
-from dcp_zarr.commit import STAGING
 from dcp_zarr.containers.placed import PLACED, Placed
-from dcp_zarr.errors import SaveError
+from dcp_zarr.containers.staging import OWN, Staging, open_file
 from dcp_zarr.local_files import sync_file, write_all
 from dcp_zarr.slabs import SlabCursor
 
@@ -68,18 +67,22 @@ class DirectorySink:
     """Group rank."""
     sync: bool
     """Whether objects are made durable as they are completed."""
+    _staging: Staging = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _directories: set[str] = field(default_factory=set)
     _objects: dict[tuple[str, Shape], _OpenObject] = field(default_factory=dict)
     _shared: dict[tuple[str, Slab], _SharedObject] = field(default_factory=dict)
     _placed: Placed = field(default_factory=Placed)
-    _staging: dict[str, int] = field(default_factory=dict)
     _written: list[int] = field(default_factory=list)
     _syncs: list[Future[None]] = field(default_factory=list)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(SYNC_THREADS))
     _open_files: threading.Semaphore = field(
         default_factory=lambda: threading.Semaphore(_MAX_UNSYNCED_FILES)
     )
+
+    def __post_init__(self) -> None:
+        """Prepare the staging files."""
+        self._staging = Staging(self.root, self.rank)
 
     def place(
         self,
@@ -157,12 +160,10 @@ class DirectorySink:
         self._objects[array.path, write_chunk] = written
         return written
 
-    def _open(
-        self, array: ArrayLayout, write_chunk: Shape, flags: int = os.O_CREAT | os.O_EXCL
-    ) -> int:
+    def _open(self, array: ArrayLayout, write_chunk: Shape, flags: int = OWN) -> int:
         self._make_directories(array.path)
         path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
-        return _open(path, self.root, flags)
+        return open_file(path, self.root, flags)
 
     def _make_directories(self, path: str) -> None:
         if path in self._directories:
@@ -211,10 +212,7 @@ class DirectorySink:
 
     def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
         """Write into one of the rank's staging files."""
-        with self._lock:
-            if name not in self._staging:
-                self._staging[name] = _open(f"{STAGING}/{self.rank}.{name}", self.root)
-        write_all(self._staging[name], offset, buffers)
+        self._staging.write(name, offset, buffers)
 
     def close(self) -> None:
         """Wait until all is durable, and close all files.
@@ -229,24 +227,13 @@ class DirectorySink:
             self._pool.shutdown()
             opened = [o.fd for o in self._objects.values()]
             opened += [o.fd for o in self._shared.values()]
-            for fd in [self.root, *self._staging.values(), *opened]:
+            for fd in [self.root, *opened]:
                 os.close(fd)
-            self._staging.clear()
+            self._staging.close()
             self._objects.clear()
             self._shared.clear()
         for sync in self._syncs:
             sync.result()
-
-
-def _open(path: str, dir_fd: int, flags: int = os.O_CREAT | os.O_EXCL) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | flags, 0o666, dir_fd=dir_fd)
-    except FileExistsError as error:
-        raise SaveError(
-            f"{path!r} exists already in the save's own directory: two jobs are saving to one "
-            "path, or one rank was started twice.",
-            path=path,
-        ) from error
 
 
 def _position(array: ArrayLayout, read_chunk: Shape) -> int:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from dcp_zarr import names, zarr_format
-from dcp_zarr.commit import LocalCommit
 from dcp_zarr.containers import placed
 from dcp_zarr.containers.directory_sink import BATCH_FILES, SYNC_THREADS, DirectorySink
-from dcp_zarr.errors import CheckpointExistsError, CorruptionError, OptionError, SaveError
+from dcp_zarr.containers.local_target import LocalTarget
+from dcp_zarr.errors import CorruptionError, SaveError
 from dcp_zarr.local_files import sync_directory, sync_file, write_all
 
 if TYPE_CHECKING:
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema
+    from dcp_zarr.slabs import Slab
 
-
-_MAX_NAME_BYTES = 230
-"""A file system allows 255; the hidden siblings have longer names."""
 
 Item = TypeVar("Item")
 
 
-class DirectoryTarget:
+class DirectoryTarget(LocalTarget):
     """A Zarr directory to be.
 
     Parameters
@@ -52,72 +50,24 @@ class DirectoryTarget:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
-        self._commit = LocalCommit(path)
-        self._overwrite = overwrite
-        self._sync = sync
+        super().__init__(path, overwrite=overwrite, sync=sync)
         self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}
 
-    @property
-    def where(self) -> str:
-        """Path of the checkpoint."""
-        return str(self._commit.path)
+    def _replaceable(self, path: Path) -> bool:
+        if not path.is_dir():
+            return False
+        try:
+            return zarr_format.is_checkpoint((path / zarr_format.DOCUMENT).read_bytes())
+        except FileNotFoundError:
+            return not any(path.iterdir())
 
-    def prepare(self) -> None:
-        """Check what stands at the path, and make the partial directory. Coordinator only."""
-        path = self._commit.path
-        self._check_name(path)
-        self._commit.recover()
-        if path.exists() and not _replaceable(path):
-            raise CheckpointExistsError(
-                f"{self.where!r} exists and is not a dcp_zarr checkpoint; nothing was written. "
-                "Remove it, or save to another path.",
-                path=self.where,
-            )
-        if path.exists() and not self._overwrite:
-            raise CheckpointExistsError(
-                f"Checkpoint already exists at {self.where!r} and overwrite=False.",
-                path=self.where,
-            )
-        self._commit.prepare()
-
-    def _check_name(self, path: Path) -> None:
-        """Raise where a directory could not be swapped into the path."""
-        reason = None
-        if path.is_mount():
-            reason = "is a mount point, which no directory can replace; save below it"
-        elif len(os.fsencode(path.name)) > _MAX_NAME_BYTES:
-            reason = f"has a name of more than {_MAX_NAME_BYTES} bytes; choose a shorter one"
-        if reason is not None:
-            raise OptionError(f"{self.where!r} {reason}.", path=self.where)
-
-    def discard(self) -> None:
-        """Remove what a save left that was given up. Coordinator only."""
-        self._commit.discard()
-
-    def open_sink(self, rank: int) -> DirectorySink:
+    def open_sink(self, rank: int, slab: Slab | None = None) -> DirectorySink:
         """Open the partial directory for a rank."""
-        try:
-            root = os.open(self._commit.partial, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError as error:
-            raise SaveError(
-                f"Rank {rank} does not see {str(self._commit.partial)!r}, which the coordinator "
-                "made: is the path shared by all hosts?",
-                rank=rank,
-                path=self.where,
-            ) from error
-        return DirectorySink(root, rank, sync=self._sync)
+        return DirectorySink(self._open_partial(rank), rank, sync=self._sync)
 
-    def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
-        """Read from a rank's staging file. Coordinator only."""
-        path = self._commit.staging / f"{rank}.{name}"
-        try:
-            fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError as error:
-            raise self._not_visible(rank) from error
-        try:
-            return os.pread(fd, nbytes, offset)
-        finally:
-            os.close(fd)
+    def open_last_sink(self, ranks: int) -> DirectorySink:
+        """Open the coordinator's own. Coordinator only."""
+        return self.open_sink(ranks)
 
     def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
         """Raise unless an array's objects are all there. Coordinator only."""
@@ -160,20 +110,11 @@ class DirectoryTarget:
     def _placed(self, rank: int) -> Mapping[str, NDArray[np.int64]]:
         """Return what a rank placed in shared objects, by path of the array."""
         if rank not in self._placed_by:
-            path = self._commit.staging / f"{rank}.{placed.PLACED}"
             try:
-                self._placed_by[rank] = placed.decode(path.read_bytes())
-            except (FileNotFoundError, CorruptionError) as error:
+                self._placed_by[rank] = placed.decode(self._read_notes(rank, placed.PLACED))
+            except CorruptionError as error:
                 raise self._not_visible(rank) from error
         return self._placed_by[rank]
-
-    def _not_visible(self, rank: int) -> SaveError:
-        return SaveError(
-            f"Rank {rank}'s files are not visible from the coordinator below {self.where!r}: is "
-            "the path shared by all hosts?",
-            rank=rank,
-            path=self.where,
-        )
 
     def commit(self, schema: Schema) -> None:
         """Write all documents, the root last, and swap. Coordinator only."""
@@ -219,13 +160,3 @@ def _write_documents(documents: list[tuple[str, bytes]], *, sync: bool) -> None:
 def _sync_directories(paths: list[str]) -> None:
     for path in paths:
         sync_directory(path)
-
-
-def _replaceable(path: Path) -> bool:
-    """Say whether a path holds a checkpoint of ours, or nothing."""
-    if not path.is_dir():
-        return False
-    try:
-        return zarr_format.is_checkpoint((path / zarr_format.DOCUMENT).read_bytes())
-    except FileNotFoundError:
-        return not any(path.iterdir())
