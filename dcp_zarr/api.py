@@ -14,7 +14,7 @@ from torch.distributed import checkpoint as dcp
 
 from dcp_zarr import engine, tensors
 from dcp_zarr.checkpoint import select_entries
-from dcp_zarr.containers.directory_source import DirectorySource
+from dcp_zarr.containers import open_source
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
 from dcp_zarr.local_files import local_path
@@ -60,10 +60,10 @@ def storage_reader(path: Path, **options: Any) -> ZarrStorageReader:  # noqa: AN
 
 def _check_suffix(path: Path) -> None:
     name = os.fspath(path).lower().rstrip("/")
-    if name.endswith((".zip", ".h5", ".hdf5", ".pt", ".safetensors")):
+    if name.endswith((".h5", ".hdf5", ".pt", ".safetensors")):
         raise OptionError(
             f"{os.fspath(path)!r} has the suffix of another format; dcp_zarr saves Zarr "
-            "directories. Choose a path that ends in .zarr."
+            "stores. Choose a path that ends in .zarr or .zarr.zip."
         )
 
 
@@ -173,7 +173,7 @@ def load(
     >>> load("step-1.zarr", "model", flat=True)
     {'model.w': tensor([1., 1.])}
     """
-    source = DirectorySource(local_path(path))
+    source = open_source(local_path(path))
     try:
         values = _load_selected(source, pattern, weights_only=weights_only, threads=thread_count)
         if flat:

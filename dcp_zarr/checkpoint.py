@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 from dcp_zarr import display, engine, names
-from dcp_zarr.containers.directory_source import DirectorySource
+from dcp_zarr.containers import open_source
 from dcp_zarr.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
@@ -53,7 +53,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     >>> checkpoint["model.w"][1]
     tensor([3., 4., 5.])
     """
-    return Checkpoint(DirectorySource(local_path(path)))
+    return Checkpoint(open_source(local_path(path)))
 
 
 @dataclass(frozen=True, slots=True)

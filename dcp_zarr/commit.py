@@ -105,11 +105,7 @@ class LocalCommit:
         sync
             Make the swap durable before anything old is removed.
         """
-        # Under a name of its own first: what is checked is then what is swapped.
-        self.partial.rename(self._committing)
-        if not (self._committing / STAGING / self._mark).exists():
-            self._committing.rename(self.partial)
-            raise self._taken()
+        self._take()
         shutil.rmtree(self._committing / STAGING)
         if sync:
             sync_directory(self._committing)
@@ -118,6 +114,29 @@ class LocalCommit:
             sync_directory(self.path.parent)
         if replaced is not None:
             _remove(replaced)
+
+    def commit_file(self, name: str, *, sync: bool) -> None:
+        """Put a file of the partial directory in the place of the path.
+
+        Parameters
+        ----------
+        name
+            Of the file; durable already.
+        sync
+            Make the swap durable.
+        """
+        self._take()
+        (self._committing / name).replace(self.path)
+        if sync:
+            sync_directory(self.path.parent)
+        _remove(self._committing)
+
+    def _take(self) -> None:
+        """Give the partial directory another name, so that what is checked is what is swapped."""
+        self.partial.rename(self._committing)
+        if not (self._committing / STAGING / self._mark).exists():
+            self._committing.rename(self.partial)
+            raise self._taken()
 
     def _swap(self) -> Path | None:
         """Give the path to the new checkpoint; return where the old one is."""

@@ -50,6 +50,10 @@ class Target(Protocol):
     def where(self) -> str:
         """Path or address, for messages."""
 
+    @property
+    def one_file(self) -> bool:
+        """Whether ranks write to one file, each in its slabs."""
+
     def prepare(self) -> None:
         """Make room for a save, before any byte is written. Coordinator only.
 

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from dcp_zarr.region import Region, Tiling
 
 
+_OBJECT_BYTES = (1 << 20) + (1 << 15)
+"""Most bytes of a stored part of an object (which no plan knows the size of), and around it."""
+_AROUND_OBJECT_BYTES = 128
+"""What stands around a stored object, its path twice not counted."""
+_AROUND_READ_CHUNK_BYTES = CHECKSUM_BYTES + 16
+"""A read chunk's checksum, and its place in an index."""
+
+
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
     """What decides the bytes of a save; the same on all ranks."""
@@ -114,6 +122,44 @@ def _slabs(array: ArrayLayout, plan: TensorPlan, options: SaveOptions) -> dict[R
         [one * n for n in counts], [codec.largest_nbytes(whole)] * len(counts), counts
     )
     return dict(zip([*regions, None], slabs, strict=True))
+
+
+def rank_slabs(
+    ranks: Sequence[Sequence[Assignment | str]],
+    tensors: Mapping[str, TensorPlan],
+    options: SaveOptions,
+) -> list[Slab]:
+    """Divide a container that is one file among the ranks.
+
+    Parameters
+    ----------
+    ranks
+        For each rank what its write items come to; an object is text.
+    tensors
+        By FQN.
+    options
+        The save's options.
+    """
+    expected, largest, counts = [], [], []
+    for of_rank in ranks:
+        nbytes, most = 0, (_OBJECT_BYTES if of_rank else 0)
+        for assignment in of_rank:
+            if isinstance(assignment, str) or not assignment.read_chunks.volume:
+                continue
+            array = assignment.array
+            codec = options.codec(array)
+            name = tensors[array.fqn].dtype.torch_name
+            whole, per_object = array.read_chunk_nbytes, prod(array.read_chunks_per_write_chunk)
+            objects = array.write_chunks_of(assignment.read_chunks).volume
+            around = _AROUND_OBJECT_BYTES + len(array.path)
+            each = codec.expected_nbytes(name, whole) + _AROUND_READ_CHUNK_BYTES
+            nbytes += assignment.read_chunks.volume * each + objects * around
+            placed = codec.largest_nbytes(whole) + _AROUND_READ_CHUNK_BYTES
+            most = max(most, per_object * placed + around)
+        expected.append(nbytes)
+        largest.append(most)
+        counts.append(len(of_rank))
+    return plan_slabs(expected, largest, counts)
 
 
 def fingerprint(assignment: Assignment) -> int:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from dcp_zarr import engine, metadata_words, tensors
-from dcp_zarr.containers.directory_source import DirectorySource
+from dcp_zarr.containers import open_source
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
 from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import read_objects
@@ -114,7 +114,7 @@ class ZarrStorageReader(StorageReader):
             raise CheckpointNotFoundError(
                 "No path: give ZarrStorageReader one, or dcp.load a checkpoint_id."
             )
-        self._source = DirectorySource(self._path)
+        self._source = open_source(self._path)
         return metadata_words.metadata_from(self._source.schema)
 
     def storage_meta(self) -> StorageMeta | None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -16,13 +16,21 @@ from torch.futures import Future
 
 from dcp_zarr import coordinator, metadata_words
 from dcp_zarr.codecs import CompressionOption, CompressionRules
-from dcp_zarr.containers.directory_target import DirectoryTarget
+from dcp_zarr.containers import allowed, new_target
 from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES, LayoutOptions
 from dcp_zarr.local_files import local_path
-from dcp_zarr.placement import SaveOptions, plan_save
+from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
 from dcp_zarr.rank_save import RankPlan, RankSave
 from dcp_zarr.tasks import MEMORY_BUDGET_BYTES, Limits, check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_zarr.container import Target
+    from dcp_zarr.layout import Assignment
+    from dcp_zarr.placement import Placement
+    from dcp_zarr.slabs import Slab
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +97,12 @@ class ZarrStorageWriter(StorageWriter):
             raise OptionError(f"dtype_encoding={dtype_encoding!r} is neither 'native' nor 'bits'.")
         layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes)
         rules = CompressionRules.parse(compression)
-        self._options = SaveOptions(rules, layout, dtype_encoding)
+        self._given = SaveOptions(rules, layout, dtype_encoding)
         self._overwrite = overwrite
         self._thread_count = thread_count
         self._memory_budget_bytes = memory_budget_bytes
         self._sync_files = sync_files
-        self._target: DirectoryTarget | None = None
+        self._target: Target | None = None
         self._plans: list[SavePlan] = []
         self._path = None if path is None else local_path(path)
         self._save_id = str(uuid.uuid4())
@@ -146,49 +154,55 @@ class ZarrStorageWriter(StorageWriter):
         -------
         The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
         """
-        planned, objects = metadata_words.tensor_plans(self._all_plans(plans), self._options)
+        known = self._all_plans(plans)
+        planned, objects = metadata_words.tensor_plans(known, self._options)
         placement = plan_save(planned, objects, self._options)
         if self._target is not None:  # of a save that failed
             self._target.discard()
         self._target = self._new_target()
         self._target.prepare()
-        mapped = []
-        for rank, plan in enumerate(plans):
-            assignments = tuple(
-                placement.paths[item.index.fqn]
-                if item.type == WriteItemType.BYTE_IO
-                else placement.assignment(item.index.fqn, metadata_words.region(item))
-                for item in plan.items
-            )
-            rank_plan = RankPlan(self._description, rank, assignments, None)
-            mapped.append(
-                dataclasses.replace(plan, storage_data=rank_plan) if plan.usable else plan
-            )
-        return mapped
+        if not known:
+            return plans
+        self._plans = known
+        assignments = [_assignments(plan, placement) for plan in known]
+        slabs: Sequence[Slab | None] = [None] * len(plans)
+        if self._target.one_file:  # where one plan changes, the slabs of all do
+            plans = known
+            slabs = rank_slabs(assignments, planned, self._options)
+        return [
+            dataclasses.replace(plan, storage_data=RankPlan(self._description, rank, mine, slab))
+            if plan.usable
+            else plan
+            for rank, (plan, mine, slab) in enumerate(zip(plans, assignments, slabs, strict=True))
+        ]
 
     def _all_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Complete the plans where DCP's cache passes only those that changed."""
+        """Complete the plans where DCP's cache passes only those that changed; none if none."""
         if all(plan.usable for plan in plans):
-            self._plans = plans
-        elif any(plan.usable for plan in plans):
-            if len(self._plans) != len(plans):
-                raise SaveError(
-                    "DCP's plan cache passes only what changed since a save by another writer. "
-                    "Keep one writer, or use DefaultSavePlanner(enable_plan_caching=False)."
-                )
-            pairs = zip(plans, self._plans, strict=True)
-            self._plans = [new if new.usable else old for new, old in pairs]
-        else:
+            return plans
+        if not any(plan.usable for plan in plans):
             return []
-        return self._plans
+        if len(self._plans) != len(plans):
+            raise SaveError(
+                "DCP's plan cache passes only what changed since a save by another writer. "
+                "Keep one writer, or use DefaultSavePlanner(enable_plan_caching=False)."
+            )
+        return [new if new.usable else old for new, old in zip(plans, self._plans, strict=True)]
 
     @property
     def _description(self) -> str:
-        return f"zarr directory {self._options}"
+        return f"zarr {self._options}"
 
-    def _new_target(self) -> DirectoryTarget:
+    @property
+    def _options(self) -> SaveOptions:
+        """The options, as far as the container at the path follows them."""
         assert self._path is not None  # noqa: S101
-        return DirectoryTarget(self._path, overwrite=self._overwrite, sync=self._sync_files)
+        layout = allowed(self._given.layout, self._path)
+        return dataclasses.replace(self._given, layout=layout)
+
+    def _new_target(self) -> Target:
+        assert self._path is not None  # noqa: S101
+        return new_target(self._path, overwrite=self._overwrite, sync=self._sync_files)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's read chunks and stage its pieces and objects. Called on all ranks."""
@@ -239,3 +253,13 @@ class ZarrStorageWriter(StorageWriter):
             self._limits,
         )
         self._target = None
+
+
+def _assignments(plan: SavePlan, placement: Placement) -> tuple[Assignment | str, ...]:
+    """Return what each write item of a plan comes to."""
+    return tuple(
+        placement.paths[item.index.fqn]
+        if item.type == WriteItemType.BYTE_IO
+        else placement.assignment(item.index.fqn, metadata_words.region(item))
+        for item in plan.items
+    )

@@ -1,7 +1,7 @@
 """Overwrites a checkpoint again and again, each time failing one operation later than before.
 
-Run as a program: ``python -m tests.crash kill|error|rename FOLDER``. After each failure the path
-must hold the old checkpoint or the new one, whole, and another save must work.
+Run as a program: ``python -m tests.crash kill|error|rename FOLDER PATH``. After each failure the
+path must hold the old checkpoint or the new one, whole, and another save must work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ import dcp_zarr
 from dcp_zarr import commit
 from tests import ranks
 
-OPERATIONS = ["pwritev", "fsync", "rename", "mkdir", "open", "unlink", "rmdir", "listdir"]
+OPERATIONS = [
+    "pwritev",
+    "fsync",
+    "rename",
+    "mkdir",
+    "open",
+    "unlink",
+    "rmdir",
+    "listdir",
+    "replace",
+]
 
 
 def state(value):
@@ -37,7 +47,7 @@ def save(value):
     halves = {k: ranks.parts(v, (2,) + (1,) * (v.ndim - 1)) for k, v in tensors.items()}
     states = [{k: v[0] for k, v in halves.items()}, {k: v[1] for k, v in halves.items()} | rest]
     options = {"compression": None, "thread_count": 1, "read_chunk_bytes": 5000}
-    ranks.save(lambda: dcp_zarr.ZarrStorageWriter("x.zarr", **options), states)
+    ranks.save(lambda: dcp_zarr.ZarrStorageWriter(PATH, **options), states)
 
 
 def fail_at(number, mode):
@@ -80,17 +90,16 @@ def attempt(number, mode):
 
 def which():
     """Return which of the two states stands at the path, checking every value."""
-    with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+    with dcp_zarr.open_checkpoint(PATH) as checkpoint:
         step = checkpoint.objects["step"]
     value = {1: "old", 2: "new"}[step]
-    found, expected = dcp_zarr.load("x.zarr"), state(value)
+    found, expected = dcp_zarr.load(PATH), state(value)
     assert found.keys() == expected.keys()
     assert all(str(found[fqn]) == str(expected[fqn]) for fqn in expected), (found, expected)
     return value
 
 
-def main(mode, folder):
-    os.chdir(folder)
+def main(mode):
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -105,9 +114,11 @@ def main(mode, folder):
         assert which() == "new"
         save("old")
     assert which() == "new"
-    assert os.listdir() == ["x.zarr"]
+    assert os.listdir() == [PATH]
     print(f"{number} points: {seen['old']} left the old checkpoint, {seen['new']} the new one")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    MODE, FOLDER, PATH = sys.argv[1:]
+    os.chdir(FOLDER)
+    main(MODE)

@@ -92,7 +92,7 @@ def test_errors_of_others_pass_as_dcp_raises_them(monkeypatch):
         dcp_zarr.save({"w": torch.ones(1)}, "x.zarr")
 
 
-@pytest.mark.parametrize("path", ["x.h5", "x.zarr.zip", "x.safetensors"])
+@pytest.mark.parametrize("path", ["x.h5", "x.hdf5", "x.safetensors"])
 def test_suffixes_of_other_formats_are_refused(path):
     for make in (dcp_zarr.storage_writer, dcp_zarr.storage_reader):
         with pytest.raises(OptionError, match="has the suffix of another format"):

@@ -267,7 +267,7 @@ def test_other_zarr_groups_and_files_are_not_checkpoints():
         dcp_zarr.FormatError, match="is a Zarr group, but not a dcp_zarr checkpoint"
     ):
         dcp_zarr.open_checkpoint("z")
-    with pytest.raises(dcp_zarr.FormatError, match="is a file; a Zarr checkpoint is a directory"):
+    with pytest.raises(dcp_zarr.FormatError, match="is a file, and no zip file; a Zarr"):
         dcp_zarr.open_checkpoint("z/zarr.json")
 
 

@@ -49,6 +49,8 @@ class DirectoryTarget(LocalTarget):
         Whether bytes are made durable before the commit.
     """
 
+    one_file = False
+
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         super().__init__(path, overwrite=overwrite, sync=sync)
         self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}

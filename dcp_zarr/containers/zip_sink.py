@@ -1,0 +1,145 @@
+"""A rank's way into the one file of a zip save: whole entries, in its slabs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dcp_zarr import zarr_format
+from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
+from dcp_zarr.containers.staging import Staging
+from dcp_zarr.containers.zip_format import Entry, crc32
+from dcp_zarr.errors import CorruptionError
+from dcp_zarr.local_files import sync_file, write_all
+from dcp_zarr.slabs import SlabCursor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dcp_zarr.container import Buffer
+    from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.region import Shape
+    from dcp_zarr.slabs import Slab
+
+ENTRIES = "entries"
+"""Name of the staging file that tells what entries a rank wrote."""
+
+Stored = Sequence[tuple["Shape", Sequence["Buffer"]]]
+
+
+class ZipSink:
+    """A rank's way into the file.
+
+    Parameters
+    ----------
+    root
+        Descriptor of the partial directory.
+    name
+        Name of the file in it.
+    rank
+        Group rank.
+    slab
+        What of the file is this rank's.
+    sync
+        Whether entries are made durable on closing.
+    """
+
+    def __init__(self, root: int, name: str, rank: int, slab: Slab, *, sync: bool) -> None:
+        self._root = root
+        self._staging = Staging(root, rank)
+        self._fd = os.open(name, os.O_WRONLY, dir_fd=root)
+        self._cursor = SlabCursor(slab)
+        self._sync = sync
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[str, Shape], list[tuple[Shape, Sequence[Buffer]]]] = {}
+        self._entries: list[Entry] = []
+
+    def place(
+        self,
+        array: ArrayLayout,
+        write_chunk: Shape,
+        stored: Stored,
+        slab: Slab | None = None,
+    ) -> None:
+        """Write an entry, once all its read chunks are there."""
+        whole = self._whole(array, write_chunk, stored)
+        if whole is None:
+            return
+        content = [buffer for _, buffers in whole for buffer in buffers]
+        if zarr_format.has_index(array):
+            content.append(zarr_format.encode_index(_extents(array, whole)))
+        self.add(f"{array.path}/{zarr_format.object_key(array, write_chunk)}", content)
+
+    def _whole(self, array: ArrayLayout, write_chunk: Shape, stored: Stored) -> Stored | None:
+        """Return all read chunks of a write chunk; None where some are still to come."""
+        count = array.read_chunks_of(write_chunk).volume
+        if len(stored) == count:
+            return stored
+        with self._lock:
+            waiting = self._waiting.setdefault((array.path, write_chunk), [])
+            waiting += [(c, [bytes(buffer) for buffer in buffers]) for c, buffers in stored]
+            if len(waiting) < count:
+                return None
+            return self._waiting.pop((array.path, write_chunk))
+
+    def add(self, name: str, content: Sequence[Buffer]) -> None:
+        """Write an entry."""
+        nbytes, crc = sum(map(len, content)), crc32(content)
+        with self._lock:
+            start = self._cursor.take(Entry(name, 0, nbytes, crc).end)
+            entry = Entry(name, start, nbytes, crc)
+            self._entries.append(entry)
+        write_all(self._fd, start, [entry.local_header(), *content])
+
+    def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write into one of the rank's staging files."""
+        self._staging.write(name, offset, buffers)
+
+    def close(self) -> None:
+        """Leave notes of the entries, and make them durable."""
+        try:
+            self._staging.write(ENTRIES, 0, [encode_entries(self._entries)])
+            if self._sync:
+                sync_file(self._fd)
+        finally:
+            os.close(self._fd)
+            os.close(self._root)
+            self._staging.close()
+
+
+def _extents(array: ArrayLayout, stored: Stored) -> NDArray[np.uint64]:
+    """Return the index of an object whose read chunks follow one another."""
+    counts = array.read_chunks_per_write_chunk
+    extents = np.full((*counts, 2), zarr_format.MISSING, np.uint64)
+    offset = 0
+    for read_chunk, buffers in stored:
+        nbytes = sum(map(len, buffers))
+        extents[tuple(c % n for c, n in zip(read_chunk, counts, strict=True))] = offset, nbytes
+        offset += nbytes
+    return extents.reshape(prod(counts), 2)
+
+
+def encode_entries(entries: Sequence[Entry]) -> bytes:
+    """Return a rank's notes of its entries: JSON and a checksum."""
+    content = json.dumps([[e.name, e.start, e.nbytes, e.crc] for e in entries]).encode()
+    return content + checksum(content)
+
+
+def decode_entries(staged: bytes) -> list[Entry]:
+    """Return the entries in a rank's notes.
+
+    Raises
+    ------
+    CorruptionError
+        If they are not what the rank wrote.
+    """
+    content, crc = staged[:-CHECKSUM_BYTES], staged[-CHECKSUM_BYTES:]
+    if not staged or checksum(content) != crc:
+        raise CorruptionError("The checksum of a rank's notes does not hold.")
+    return [Entry(*fields) for fields in json.loads(content)]

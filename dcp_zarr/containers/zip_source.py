@@ -1,0 +1,151 @@
+"""Loading from a Zarr v3 store in one zip file."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dcp_zarr import zarr_format
+from dcp_zarr.commit import LocalCommit
+from dcp_zarr.containers.directory_source import incomplete
+from dcp_zarr.containers.zarr_source import Extent, ZarrSource
+from dcp_zarr.containers.zip_format import (
+    LOCAL_HEADER_BYTES,
+    Entry,
+    content_start,
+    same_header,
+)
+from dcp_zarr.errors import (
+    CheckpointNotFoundError,
+    CorruptionError,
+    DcpZarrError,
+    FormatError,
+)
+
+if TYPE_CHECKING:
+    from dcp_zarr.schema import Schema
+
+
+class ZipSource(ZarrSource):
+    """A committed zip file.
+
+    Parameters
+    ----------
+    path
+        Path of the checkpoint.
+
+    Raises
+    ------
+    CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
+        If there is none that can be read.
+    """
+
+    _zip: zipfile.ZipFile | None = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        commit = LocalCommit(path)
+        super().__init__(str(commit.path), os.fspath(path))
+        self._lock = threading.Lock()
+        try:
+            self._zip = zipfile.ZipFile(self._path)
+            self._schema = self._read_root()
+        except FileNotFoundError as error:
+            if commit.partial.exists():
+                raise incomplete(commit) from error
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint at {self._where!r}.", path=self._where
+            ) from error
+        except zipfile.BadZipFile as error:
+            raise self._not_a_zip(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _not_a_zip(self, error: Exception) -> DcpZarrError:
+        if self._path.endswith(".zip"):
+            return CorruptionError(
+                f"{self._where!r} is not a whole zip file: {error}. Restore it from a copy.",
+                path=self._where,
+            )
+        return FormatError(
+            f"{self._where!r} is a file, and no zip file; a Zarr checkpoint is a directory or a "
+            "zip file.",
+            path=self._where,
+        )
+
+    def _read_root(self) -> Schema:
+        try:
+            return zarr_format.read_root(self._read(zarr_format.DOCUMENT), where=self._where)
+        except FileNotFoundError as error:
+            raise FormatError(
+                f"{self._where!r} is a zip file, but not a dcp_zarr checkpoint: it has no "
+                "zarr.json.",
+                path=self._where,
+            ) from error
+
+    def _opened(self) -> zipfile.ZipFile:
+        if self._zip is None:
+            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
+        return self._zip
+
+    def _entry(self, key: str) -> zipfile.ZipInfo:
+        try:
+            return self._opened().getinfo(key)
+        except KeyError as error:
+            raise FileNotFoundError(key) from error
+
+    def _read(self, key: str) -> bytes:
+        entry = self._entry(key)
+        try:
+            with self._lock:
+                return self._opened().read(entry)
+        except zipfile.BadZipFile as error:
+            raise CorruptionError(f"{key!r} is damaged: {error}.") from error
+
+    @contextmanager
+    def _open(self, key: str) -> Iterator[Extent]:
+        entry = self._entry(key)
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise CorruptionError(f"{key!r} is deflated; pack the store with zip -0 (store only).")
+        header = os.pread(self._fd, LOCAL_HEADER_BYTES, entry.header_offset)
+        try:
+            start = content_start(header, entry.header_offset)
+        except ValueError as error:
+            raise CorruptionError(f"The local header of {key!r} is damaged.") from error
+        yield Extent(self._fd, start, entry.file_size)
+
+    @property
+    def _fd(self) -> int:
+        file = self._opened().fp
+        assert file is not None  # noqa: S101
+        return file.fileno()
+
+    def damaged_documents(self) -> Iterator[str]:
+        """Describe each document and each entry that is not the one that was saved."""
+        yield from super().damaged_documents()
+        for entry in self._opened().infolist():
+            header = os.pread(self._fd, LOCAL_HEADER_BYTES, entry.header_offset)
+            told = Entry(entry.filename, entry.header_offset, entry.file_size, entry.CRC)
+            if not same_header(header, told):
+                yield f"The local header of {entry.filename!r} is damaged."
+                continue
+            try:
+                self._read(entry.filename)
+            except CorruptionError as error:
+                yield str(error)
+
+    def _is_replaced(self) -> bool:
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._zip is not None:
+            self._zip.close()
+            self._zip = None

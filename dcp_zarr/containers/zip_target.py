@@ -1,0 +1,158 @@
+"""Saving into one zip file on a local or shared file system.
+
+All ranks write whole entries at once, each in its own slabs. What makes a zip file of them, the
+central directory, the coordinator writes last. Bytes between entries are legal; no reader of zip
+files looks at them.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+from dcp_zarr import names, zarr_format
+from dcp_zarr.containers.local_target import LocalTarget
+from dcp_zarr.containers.zip_format import Entry, central_directory
+from dcp_zarr.containers.zip_sink import ENTRIES, ZipSink, decode_entries
+from dcp_zarr.errors import CorruptionError, SaveError
+from dcp_zarr.local_files import read_all, sync_file, write_all
+from dcp_zarr.region import Region, coordinates
+from dcp_zarr.slabs import ALIGNMENT, Slab
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.region import Shape
+    from dcp_zarr.schema import Schema
+
+_FILE = "store.zip"
+"""Name of the file in the partial directory."""
+_ENDLESS = 2**62
+_MAX_HOLES = 0.08
+"""Part of the entries that holes between them may add."""
+
+
+class ZipTarget(LocalTarget):
+    """A zip file to be."""
+
+    one_file = True
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
+        super().__init__(path, overwrite=overwrite, sync=sync)
+        self._entries: dict[int, dict[str, Entry]] = {}
+
+    def _replaceable(self, path: Path) -> bool:
+        try:
+            with zipfile.ZipFile(path) as file:
+                return zarr_format.is_checkpoint(file.read(zarr_format.DOCUMENT))
+        except (OSError, KeyError, zipfile.BadZipFile):
+            return path.is_file() and not path.stat().st_size
+
+    def prepare(self) -> None:
+        """Check what stands at the path, and make the file's directory. Coordinator only."""
+        super().prepare()
+        (self._commit.partial / _FILE).touch(exist_ok=False)
+
+    def open_sink(self, rank: int, slab: Slab | None) -> ZipSink:
+        """Open the file for a rank."""
+        root = self._open_partial(rank)
+        return ZipSink(root, _FILE, rank, slab or Slab(0, 0, 0, 0, 0, 0), sync=self._sync)
+
+    def open_last_sink(self, ranks: int) -> ZipSink:
+        """Open the file behind all that the ranks wrote. Coordinator only."""
+        ends = [e.end for rank in range(ranks) for e in self._entries_of(rank).values()]
+        start = -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT
+        root = self._open_partial(ranks)
+        return ZipSink(root, _FILE, ranks, Slab(start, _ENDLESS, 0, 0, 0, 1), sync=False)
+
+    def _entries_of(self, rank: int) -> dict[str, Entry]:
+        """Return a rank's entries by name."""
+        if rank not in self._entries:
+            try:
+                entries = decode_entries(self._read_notes(rank, ENTRIES))
+            except CorruptionError as error:
+                raise self._not_visible(rank) from error
+            self._entries[rank] = {entry.name: entry for entry in entries}
+        return self._entries[rank]
+
+    def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
+        """Raise unless a rank's notes tell of all its objects. Coordinator only."""
+        for write_chunk, rank in ranks.items():
+            name = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
+            if name not in self._entries_of(rank):
+                raise self._not_visible(rank)
+
+    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+        """Do nothing: no two ranks write to one entry."""
+
+    def commit(self, schema: Schema) -> None:
+        """Write the documents and the central directory, and rename. Coordinator only."""
+        self._commit.check_unchanged()
+        last = max(self._entries, default=-1) + 1
+        entries = [e for rank in range(last + 1) for e in self._entries_of(rank).values()]
+        _check_entries(entries, schema)
+        fd = os.open(self._commit.partial / _FILE, os.O_RDWR)
+        try:
+            entries = _close_gaps(fd, sorted(entries, key=lambda entry: entry.start))
+            self._finish(fd, entries, schema)
+            if self._sync:
+                sync_file(fd)
+        finally:
+            os.close(fd)
+        self._commit.commit_file(_FILE, sync=self._sync)
+
+    def _finish(self, fd: int, entries: list[Entry], schema: Schema) -> None:
+        """Append the documents, the root last, and the central directory."""
+        documents = dict(zarr_format.array_documents(schema))
+        digests = {path: zarr_format.document_digest(d) for path, d in documents.items()}
+        groups = dict.fromkeys(names.parents(documents), zarr_format.group_document())
+        root = zarr_format.root_document(replace(schema, documents=digests))
+        end = entries[-1].end if entries else 0
+        buffers: list[bytes] = []
+        for path, document in [*groups.items(), *documents.items(), ("", root)]:
+            name = f"{path}/{zarr_format.DOCUMENT}".lstrip("/")
+            entries.append(Entry.of(name, end, document))
+            buffers += [entries[-1].local_header(), document]
+            end = entries[-1].end
+        start = end - sum(map(len, buffers))
+        write_all(fd, start, [b"".join(buffers), central_directory(entries, end)])
+        os.ftruncate(fd, end + len(central_directory(entries, end)))
+
+
+def _check_entries(entries: Sequence[Entry], schema: Schema) -> None:
+    """Raise unless each object of each array is there once, in bytes of its own."""
+    expected = {
+        f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
+        for array, _, _ in schema.arrays()
+        if prod(array.shape)
+        for write_chunk in coordinates(Region.whole(array.write_grid.counts))
+    }
+    found = sorted(entries, key=lambda entry: entry.start)
+    overlap = any(b.start < a.end for a, b in pairwise(found))
+    if overlap or sorted(e.name for e in entries) != sorted(expected):
+        raise SaveError(
+            "What the ranks wrote is not each object once; the save is given up. Another job may "
+            "be saving to the same path."
+        )
+
+
+def _close_gaps(fd: int, entries: list[Entry]) -> list[Entry]:
+    """Move entries together where the holes between them are many; return where they are."""
+    total = sum(entry.end - entry.start for entry in entries)
+    if not entries or entries[-1].end <= total * (1 + _MAX_HOLES):
+        return entries
+    moved, end = [], 0
+    for entry in entries:
+        buffer = memoryview(bytearray(entry.end - entry.start))
+        if read_all(fd, entry.start, [buffer]) < len(buffer):
+            raise SaveError(f"The file ends before byte {entry.end}.")
+        write_all(fd, end, [buffer])
+        moved.append(replace(entry, start=end))
+        end = moved[-1].end
+    return moved

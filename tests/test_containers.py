@@ -1,0 +1,338 @@
+"""What every container must do, by the same tests for each."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import tensorstore
+import torch
+import zarr
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
+
+import dcp_zarr
+from dcp_zarr import tensors
+from tests import ranks
+from tests.ranks import Part, grid, parts
+from tests.test_dtypes import DTYPES, every_pattern
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+
+
+@pytest.fixture(params=["x.zarr", "x.zarr.zip"])
+def path(request):
+    return request.param
+
+
+def save(path, states, **options):
+    return ranks.save(lambda: dcp_zarr.ZarrStorageWriter(path, **options), states)
+
+
+def mixed_state():
+    """Tensors of several writers and one, cut and whole; objects of all kinds."""
+    torch.manual_seed(0)
+    whole = {
+        "m.large": torch.randn(3000, 50),
+        "m.cut": torch.randn(1999, 33),
+        "m.bias": torch.randn(11),
+        "none": torch.zeros(0, 4),
+        "scalar": torch.tensor(2.5),
+    }
+    objects = {"step": 7, "betas": (0.9, 0.95), "big": list(range(400_000)), "odd/näme": "x"}
+    cut = {fqn: parts(whole[fqn], (3,) + (1,) * (whole[fqn].ndim - 1)) for fqn in list(whole)[:3]}
+    states = [{fqn: of[rank] for fqn, of in cut.items()} for rank in range(3)]
+    states[0] |= {fqn: whole[fqn] for fqn in ("none", "scalar")}
+    states[1] |= objects
+    return {**whole, **objects}, states
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for fqn, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            np.testing.assert_array_equal(tensors.bits(found[fqn]), tensors.bits(value))
+        else:
+            assert found[fqn] == value
+
+
+@pytest.mark.parametrize("compression", [None, "fast", "small", numcodecs.GZip(1)])
+@pytest.mark.parametrize("budget", [1, 256 << 20])
+def test_what_was_saved_comes_back(path, compression, budget):
+    whole, states = mixed_state()
+    options = {"read_chunk_bytes": 20_000, "memory_budget_bytes": budget}
+    save(path, states, compression=compression, **options)
+    assert_equal(dcp_zarr.load(path, flat=True, weights_only=False), whole)
+    assert dcp_zarr.open_checkpoint(path).verify() == []
+    assert dcp_zarr.is_complete(path)
+    assert os.listdir() == [path]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_bit_pattern_of_a_dtype_survives(path, name):
+    source = every_pattern(name)
+    save(path, [{"w": part} for part in parts(source, (3, 1))])
+    np.testing.assert_array_equal(tensors.bits(dcp_zarr.load(path)["w"]), tensors.bits(source))
+
+
+@pytest.mark.parametrize("shape", [(10, 3), (7, 5), (3, 1), (2, 2), (1, 9), (0, 4), (13,), (97, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 5), (3, 2), (5, 1), (4, 4)])
+def test_any_number_of_ranks_loads_what_any_number_saved(path, shape, before, after):
+    whole = torch.arange(float(np.prod(shape))).reshape(shape)
+    rest = (1,) * (len(shape) - 1)
+    save(path, [{"w": part} for part in parts(whole, (before, *rest))])
+    target = torch.zeros(shape)
+    boxes = grid(shape, (after, *rest))
+    states = [{"w": Part(target, box)} for box in boxes]
+    ranks.load(dcp_zarr.ZarrStorageReader(path), states)
+    assert torch.equal(target, whole)
+
+
+def test_metadata_is_what_the_save_returned(path):
+    _, states = mixed_state()
+    saved = save(path, states)
+    read = dcp_zarr.ZarrStorageReader(path).read_metadata()
+    assert read.state_dict_metadata == saved.state_dict_metadata
+    assert (read.planner_data, read.storage_meta) == (saved.planner_data, saved.storage_meta)
+
+
+def test_an_overwritten_checkpoint_leaves_nothing_behind(path):
+    whole, states = mixed_state()
+    save(path, states)
+    dcp_zarr.save({"w": torch.zeros(5)}, path)
+    assert_equal(dcp_zarr.load(path), {"w": torch.zeros(5)})
+    save(path, states)
+    assert_equal(dcp_zarr.load(path, flat=True, weights_only=False), whole)
+    with pytest.raises(dcp_zarr.CheckpointExistsError, match="already exists"):
+        dcp_zarr.save({"w": torch.zeros(5)}, path, overwrite=False)
+
+
+def test_what_is_not_ours_is_never_replaced(path):
+    kinds = [lambda p: p.write_bytes(b"PK precious"), lambda p: p.mkdir() or (p / "x").touch()]
+    for make in kinds:
+        make(Path(path))
+        with pytest.raises(dcp_zarr.CheckpointExistsError, match="is not a dcp_zarr checkpoint"):
+            dcp_zarr.save({"w": torch.zeros(5)}, path)
+        assert os.listdir() == [path]
+        shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
+
+
+def test_an_open_checkpoint_stays_the_one_that_was_opened(path):
+    dcp_zarr.save({"w": torch.ones(500)}, path)
+    with dcp_zarr.open_checkpoint(path) as opened:
+        dcp_zarr.save({"w": torch.zeros(500)}, path)
+        if path.endswith(".zip"):
+            assert (np.asarray(opened["w"]) == 1).all()
+        else:  # the old directory is removed
+            with pytest.raises(dcp_zarr.CorruptionError, match="was replaced while it was read"):
+                np.asarray(opened["w"])
+
+
+def test_an_opened_checkpoint_can_be_pickled(path):
+    dcp_zarr.save({"w": torch.arange(5)}, path)
+    with dcp_zarr.open_checkpoint(path) as opened:
+        copied = pickle.loads(pickle.dumps(opened["w"]))
+    assert np.asarray(copied).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_every_flipped_byte_gives_an_error_or_the_right_values(path):
+    whole, states = mixed_state()
+    for state in states:
+        state.pop("big", None)
+    whole.pop("big")
+    save(path, states, compression=None, read_chunk_bytes=20_000)
+    files = [p for p in [Path(path), *Path(path).rglob("*")] if p.is_file()]
+    for file in files:
+        original = file.read_bytes()
+        for position in range(0, len(original), max(len(original) // 40, 1)):
+            if not any(original[max(position - 8, 0) : position + 8]):
+                continue  # a hole, which nobody reads
+            damaged = bytearray(original)
+            damaged[position] ^= 4
+            file.write_bytes(damaged)
+            try:
+                found = dcp_zarr.load(path, flat=True, weights_only=False)
+            except dcp_zarr.DcpZarrError:
+                continue
+            assert_equal(found, whole)
+        file.write_bytes(original)
+
+
+def test_a_checkpoint_cut_short_is_refused(path):
+    _, states = mixed_state()
+    save(path, states)
+    for file in [p for p in [Path(path), *Path(path).rglob("c.*")] if p.is_file()]:
+        original = file.read_bytes()
+        file.write_bytes(original[:-1])
+        with pytest.raises(dcp_zarr.DcpZarrError):
+            dcp_zarr.load(path, weights_only=False)
+        file.write_bytes(original)
+
+
+@pytest.mark.parametrize("how", ["cp", "tar", "holes filled"])
+def test_a_copy_is_exact(path, how):
+    whole, states = mixed_state()
+    save(path, states, read_chunk_bytes=20_000)
+    copy = "copy" + path[1:]
+    if how == "cp":
+        subprocess.run(["cp", "-r", path, copy], check=True)
+    elif how == "tar":
+        with tarfile.open("x.tar", "w") as file:
+            file.add(path, copy)
+        with tarfile.open("x.tar") as file:
+            file.extractall(filter="data")
+    else:
+        shutil.copytree(path, copy) if Path(path).is_dir() else shutil.copyfile(path, copy)
+    assert_equal(dcp_zarr.load(copy, flat=True, weights_only=False), whole)
+
+
+def test_two_jobs_on_one_path_never_mix(path):
+    dcp_zarr.save({"w": torch.zeros(5)}, path)
+
+    def begin(value):
+        states = [{"w": part} for part in parts(torch.full((600, 50), value), (2, 1))]
+        writers = [dcp_zarr.ZarrStorageWriter(path) for _ in states]
+        planners, plans, metadata = ranks.plan(writers, states)
+        return lambda: writers[0].finish(
+            metadata,
+            [
+                w.write_data(plan, planner).wait()
+                for w, plan, planner in zip(writers, plans, planners, strict=True)
+            ],
+        )
+
+    first, second = begin(1.0), begin(2.0)
+    for finish in (first, second):
+        try:
+            finish()
+        except (dcp_zarr.SaveError, FileNotFoundError):
+            continue
+    assert len(dcp_zarr.load(path)["w"].unique()) == 1
+
+
+class Cached(DefaultSavePlanner):
+    def __init__(self):
+        super().__init__(enable_plan_caching=True)
+
+
+def test_plans_that_torch_caches_give_the_right_bytes(path):
+    for name in vars(DefaultSavePlanner):
+        if name.startswith("_cached"):
+            getattr(DefaultSavePlanner, name).clear()
+    for step in range(3):
+        state = {"w": torch.full((70, 50), float(step)), "step": step}
+        if step == 2:
+            state["new"] = torch.ones(3)
+        where = f"{step}{path}"
+        dcp.save(
+            state,
+            storage_writer=dcp_zarr.ZarrStorageWriter(where),
+            planner=Cached(),
+            no_dist=True,
+        )
+        assert_equal(dcp_zarr.load(where), state)
+
+
+def test_a_store_in_one_container_is_moved_into_another():
+    _, states = mixed_state()
+    save("x.zarr", states)
+    with zipfile.ZipFile("packed.zip", "w") as file:  # as zip -0 does
+        for part in sorted(p for p in Path("x.zarr").rglob("*") if p.is_file()):
+            file.write(part, part.relative_to("x.zarr"))
+    assert_equal(dcp_zarr.load("packed.zip"), dcp_zarr.load("x.zarr"))
+    assert dcp_zarr.open_checkpoint("packed.zip").verify() == []
+    save("y.zarr.zip", states)
+    with zipfile.ZipFile("y.zarr.zip") as file:
+        file.extractall("y.zarr")
+    assert_equal(dcp_zarr.load("y.zarr"), dcp_zarr.load("x.zarr"))
+
+
+class TestZip:
+    """What stock tools say of the file."""
+
+    @pytest.fixture(autouse=True)
+    def saved(self):
+        self.whole, states = mixed_state()
+        save("x.zarr.zip", states, read_chunk_bytes=20_000)
+
+    @pytest.mark.skipif(shutil.which("unzip") is None, reason="unzip is not installed")
+    def test_unzip_finds_no_errors(self):
+        done = subprocess.run(["unzip", "-t", "x.zarr.zip"], capture_output=True, check=True)
+        assert b"No errors detected" in done.stdout
+
+    def test_zipfile_finds_no_errors(self):
+        with zipfile.ZipFile("x.zarr.zip") as file:
+            assert file.testzip() is None
+            assert file.namelist()[-1] == "zarr.json"
+            assert {entry.compress_type for entry in file.infolist()} == {zipfile.ZIP_STORED}
+
+    def test_zarr_reads_it(self):
+        store = zarr.storage.ZipStore("x.zarr.zip", mode="r")
+        found = zarr.open_group(store, mode="r")["m/large"][...]
+        store.close()
+        np.testing.assert_array_equal(found, self.whole["m.large"].numpy())
+
+    def test_tensorstore_reads_it(self):
+        base = {"driver": "file", "path": str(Path("x.zarr.zip").resolve())}
+        spec = {"driver": "zarr3", "kvstore": {"driver": "zip", "base": base, "path": "m/cut/"}}
+        found = tensorstore.open(spec).result().read().result()
+        np.testing.assert_array_equal(found, self.whole["m.cut"].numpy())
+
+    def test_holes_are_at_most_eight_hundredths(self):
+        with zipfile.ZipFile("x.zarr.zip") as file:
+            payload = sum(e.file_size + 30 + len(e.filename) for e in file.infolist())
+            end = file.start_dir
+        assert end <= payload * 1.09
+
+    def test_it_is_no_zip_file_before_it_is_whole(self):
+        writer = dcp_zarr.ZarrStorageWriter("new.zarr.zip")
+        planners, plans, metadata = ranks.plan([writer], [{"w": torch.ones(70)}])
+        results = [writer.write_data(plans[0], planners[0]).wait()]
+        assert not zipfile.is_zipfile(".new.zarr.zip.partial/store.zip")
+        with pytest.raises(dcp_zarr.IncompleteCheckpointError, match="never finished"):
+            dcp_zarr.open_checkpoint("new.zarr.zip")
+        writer.finish(metadata, results)
+        assert zipfile.is_zipfile("new.zarr.zip")
+
+    def test_a_rank_whose_notes_cannot_be_read_is_named(self):
+        states = [{"w": part} for part in parts(torch.ones(600, 50), (2, 1))]
+        writers = [dcp_zarr.ZarrStorageWriter("x.zarr.zip") for _ in states]
+        planners, plans, metadata = ranks.plan(writers, states)
+        results = [
+            w.write_data(plan, planner).wait()
+            for w, plan, planner in zip(writers, plans, planners, strict=True)
+        ]
+        Path(".x.zarr.zip.partial/~_staging/1.entries").unlink()
+        with pytest.raises(dcp_zarr.SaveError, match=r"Rank 1's files are not visible"):
+            writers[0].finish(metadata, results)
+
+    def test_deflated_entries_are_refused_with_what_to_do(self):
+        with zipfile.ZipFile("x.zarr.zip") as file:
+            file.extractall("x")
+        with zipfile.ZipFile("y.zip", "w", zipfile.ZIP_DEFLATED) as file:
+            for part in Path("x").rglob("*"):
+                file.write(part, part.relative_to("x"))
+        with pytest.raises(dcp_zarr.CorruptionError, match=r"is deflated; pack the store with zip"):
+            dcp_zarr.load("y.zip", "m.cut")
+
+    def test_verify_finds_every_flipped_byte(self):
+        original = Path("x.zarr.zip").read_bytes()
+        for position in range(0, len(original), len(original) // 150):
+            if not any(original[max(position - 8, 0) : position + 8]):
+                continue
+            damaged = bytearray(original)
+            damaged[position] ^= 4
+            Path("y.zip").write_bytes(damaged)
+            try:
+                with dcp_zarr.open_checkpoint("y.zip") as opened:
+                    assert opened.verify(), position
+            except dcp_zarr.DcpZarrError:
+                continue
