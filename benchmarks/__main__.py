@@ -111,7 +111,7 @@ def _once(peer: Peer, state: State, target: State, path: Path, samples: Samples)
         tensor.zero_()
     samples.load_s.append(_seconds(peer.load, target, path))
     check_equal(target, state, peer.name)
-    files = [found for found in [path, *path.rglob("*")] if found.is_file()]
+    files = [found for found in path.parent.rglob("*") if found.is_file()]
     samples.stored_nbytes = sum(found.stat().st_size for found in files)
     samples.files = len(files)
 

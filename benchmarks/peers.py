@@ -39,6 +39,7 @@ class Peer:
 def peers(workload: str, state: State) -> list[Peer]:
     """Return the peers of a workload."""
     found = [torch_peer(), *map(zarr_peer, (None, "fast", "small"))]
+    found += [zarr_peer(compression, suffix=".zip") for compression in (None, "fast")]
     if workload == "large":
         found.append(Peer("safetensors, fsync / copy", _safetensors_save, _safetensors_load))
     file = Peer(FILE, _file_save, _file_load)
@@ -51,13 +52,14 @@ def torch_peer(*, no_dist: bool = True) -> Peer:
     return _dcp_peer(TORCH, dcp.FileSystemWriter, dcp.FileSystemReader, no_dist=no_dist)
 
 
-def zarr_peer(compression: str | None, *, no_dist: bool = True) -> Peer:
+def zarr_peer(compression: str | None, *, suffix: str = "", no_dist: bool = True) -> Peer:
     """Return dcp_zarr with one compression, and every other option at its default."""
-    name = f"dcp_zarr {compression}" + " (all defaults)" * (compression == "fast")
+    name = f"dcp_zarr {compression}" + f", {suffix}" * bool(suffix)
+    name += " (all defaults)" * (compression == "fast" and not suffix)
     return _dcp_peer(
         name,
-        lambda path: ZarrStorageWriter(path, compression=compression),
-        ZarrStorageReader,
+        lambda path: ZarrStorageWriter(f"{path}{suffix}", compression=compression),
+        lambda path: ZarrStorageReader(f"{path}{suffix}"),
         no_dist=no_dist,
     )
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import isfinite, prod
+from operator import ge
 from typing import Any
 
 from dcp_zarr.region import Region, Shape, Tiling
@@ -79,6 +80,8 @@ def tiling_to_json(tiling: Tiling) -> Json:
     >>> tiling_to_json(Tiling.of((10, 4), halves))
     {'step': [5, 4], 'count': [2, 1]}
     """
+    if tiling.is_whole:
+        return {"step": [max(n, 1) for n in tiling.shape], "count": [1] * len(tiling.shape)}
     if len(tiling):
         step = [max(n, 1) for n in tiling.sizes.max(axis=0).tolist()]
         count = (tiling.offsets.max(axis=0) // step + 1).tolist()
@@ -93,6 +96,8 @@ def tiling_to_json(tiling: Tiling) -> Json:
 def tiling_from_json(shape: Shape, value: Json) -> Tiling:
     """Read what `tiling_to_json` wrote."""
     if "step" in value:
+        if prod(value["count"]) == 1 and all(map(ge, value["step"], shape)):
+            return Tiling.of(shape, [Region.whole(shape)])
         return Tiling.of(shape, list(_grid_regions(shape, value)))
     pairs = zip(value["offsets"], value["sizes"], strict=True)
     return Tiling.of(shape, [Region(tuple(o), tuple(s)) for o, s in pairs])

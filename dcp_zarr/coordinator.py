@@ -5,8 +5,10 @@ Both are functions of what every rank knows or returned; no trainer's and no con
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -34,6 +36,23 @@ if TYPE_CHECKING:
 
 MAX_PACKED_OBJECT_BYTES = 1 << 20
 """Larger objects are stored by their own rank."""
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running.
+
+    Describing thousands of tensors makes many small values, none of which is ever part of a cycle.
+    The collector, called again and again by their number, would look at every object of the
+    process each time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +220,9 @@ def _check_placed(
     placed: dict[str, dict[Shape, int]] = {fqn: {} for fqn in layouts}
     for rank, of_rank in enumerate(assignments):
         for assignment in of_rank:
-            if assignment.read_chunks.volume:
-                write_chunks = assignment.array.write_chunks_of(assignment.read_chunks)
+            read_chunks = assignment.read_chunks
+            if read_chunks.volume:
+                write_chunks = assignment.array.write_chunks_of(read_chunks)
                 placed[assignment.array.fqn] |= dict.fromkeys(coordinates(write_chunks), rank)
     for fqn, ranks in placed.items():
         target.check_placed(layouts[fqn], ranks)

@@ -16,7 +16,8 @@ comes to the same answer. For each tensor the first rule that fits is taken:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, isqrt, prod
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,11 @@ import numpy as np
 
 from dcp_zarr.errors import LayoutError
 from dcp_zarr.layout import ArrayLayout
+from dcp_zarr.region import Region, Tiling
 
 if TYPE_CHECKING:
     from dcp_zarr.dtypes import DType
-    from dcp_zarr.region import Shape, Tiling
+    from dcp_zarr.region import Shape
 
 READ_CHUNK_BYTES = 1 << 20
 """Default for the wanted size of a read chunk."""
@@ -89,11 +91,25 @@ def plan_layouts(
     for fqn, tiling in tilings.items():
         tiling.check(fqn)
         dtype = dtypes[fqn]
-        chosen, pieces_nbytes = _choose(tiling.without_empty(), dtype.itemsize, options, budget)
-        budget -= pieces_nbytes
-        layouts[fqn] = replace(chosen, fqn=fqn, path=paths[fqn], trailing=dtype.trailing)
-        check_layout(layouts[fqn], tiling)
+        if tiling.is_whole:
+            read, write = _whole_tensor(tiling.shape, dtype.itemsize, options)
+        else:
+            regions = tiling.without_empty()
+            read, write, pieces_nbytes = _choose(regions, dtype.itemsize, options, budget)
+            budget -= pieces_nbytes
+        layouts[fqn] = ArrayLayout(
+            fqn, paths[fqn], tiling.shape, dtype.itemsize, read, write, dtype.trailing
+        )
+        if not tiling.is_whole:
+            check_layout(layouts[fqn], tiling)
     return layouts
+
+
+@lru_cache(maxsize=4096)
+def _whole_tensor(shape: Shape, itemsize: int, options: LayoutOptions) -> tuple[Shape, Shape]:
+    """Return the chunk shapes of a tensor that one rank writes."""
+    read, write, _ = _choose(Tiling.of(shape, [Region.whole(shape)]), itemsize, options, 0)
+    return read, write
 
 
 def check_layout(array: ArrayLayout, tiling: Tiling) -> None:
@@ -130,25 +146,23 @@ def shares_object(array: ArrayLayout, tiling: Tiling) -> bool:
 
 def _choose(
     tiling: Tiling, itemsize: int, options: LayoutOptions, budget: int
-) -> tuple[ArrayLayout, int]:
-    """Return the layout by the first rule that fits, and the bytes of its pieces."""
+) -> tuple[Shape, Shape, int]:
+    """Return both chunk shapes by the first rule that fits, and the bytes of the pieces."""
     shape = tiling.shape
     one = tuple(max(n, 1) for n in shape)
     nbytes = prod(shape) * itemsize
     if len(tiling) > 1 and nbytes <= SMALL_TENSOR_BYTES:
-        return _array(shape, itemsize, one, one), nbytes
+        return one, one, nbytes
     steps = _steps(tiling)
     least = min(MIN_READ_CHUNK_BYTES, options.read_chunk_bytes)
     if read := _aligned(shape, steps, itemsize, options.read_chunk_bytes, least):
-        return _array(shape, itemsize, read, _write_shape(shape, read, steps, itemsize, options)), 0
+        return read, _write_shape(shape, read, steps, itemsize, options), 0
     if found := _cut(tiling, steps, itemsize, options):
         read, pieces_nbytes = found
         if pieces_nbytes <= min(budget, nbytes // _PIECES_PART):
-            return _array(
-                shape, itemsize, read, _cut_write_shape(shape, read, options)
-            ), pieces_nbytes
+            return read, _cut_write_shape(shape, read, options), pieces_nbytes
     read, pieces_nbytes = found or (one, nbytes)
-    # Each write chunk is a file: cells of a few KiB are taken only where pieces would be too many.
+    # Cells of a few KiB compress badly: taken only where pieces would be too many.
     smallest = [_FINE_READ_CHUNK_BYTES]
     if pieces_nbytes > budget:
         smallest.append(_SMALLEST_READ_CHUNK_BYTES)
@@ -156,12 +170,8 @@ def _choose(
         fine_read = _aligned(shape, steps, itemsize, options.read_chunk_bytes, min(fine, least))
         if fine_read is not None:
             write = _write_shape(shape, fine_read, steps, itemsize, options)
-            return _array(shape, itemsize, fine_read, write), 0
-    return _array(shape, itemsize, read, _cut_write_shape(shape, read, options)), pieces_nbytes
-
-
-def _array(shape: Shape, itemsize: int, read: Shape, write: Shape) -> ArrayLayout:
-    return ArrayLayout("", "", shape, itemsize, read, write)
+            return fine_read, write, 0
+    return read, _cut_write_shape(shape, read, options), pieces_nbytes
 
 
 def _steps(tiling: Tiling) -> tuple[int | None, ...]:

@@ -144,16 +144,19 @@ def rank_slabs(
     for of_rank in ranks:
         nbytes, most = 0, (_OBJECT_BYTES if of_rank else 0)
         for assignment in of_rank:
-            if isinstance(assignment, str) or not assignment.read_chunks.volume:
+            if isinstance(assignment, str):
+                continue
+            read_chunks = assignment.read_chunks
+            if not read_chunks.volume:
                 continue
             array = assignment.array
             codec = options.codec(array)
             name = tensors[array.fqn].dtype.torch_name
             whole, per_object = array.read_chunk_nbytes, prod(array.read_chunks_per_write_chunk)
-            objects = array.write_chunks_of(assignment.read_chunks).volume
+            objects = array.write_chunks_of(read_chunks).volume
             around = _AROUND_OBJECT_BYTES + len(array.path)
             each = codec.expected_nbytes(name, whole) + _AROUND_READ_CHUNK_BYTES
-            nbytes += assignment.read_chunks.volume * each + objects * around
+            nbytes += read_chunks.volume * each + objects * around
             placed = codec.largest_nbytes(whole) + _AROUND_READ_CHUNK_BYTES
             most = max(most, per_object * placed + around)
         expected.append(nbytes)

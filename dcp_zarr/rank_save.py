@@ -87,11 +87,12 @@ class RankSave:
                 pieces.stage_pieces(self._sink, staged, assignment, values)
                 staged += pieces.staged_nbytes(assignment)
             array = assignment.array
-            if assignment.read_chunks.volume:
+            read_chunks = assignment.read_chunks
+            if read_chunks.volume:
                 yield engine.WriteJob(
                     array,
                     self._options.codec(array),
-                    assignment.read_chunks,
+                    read_chunks,
                     values,
                     key=number,
                     slab=assignment.slab,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ class Region:
         return "[" + ", ".join(f"{s.start}:{s.stop}" for s in self.slices()) + "]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tiling:
     """Regions that cover a tensor exactly once, as columns of numbers.
 
@@ -111,6 +112,11 @@ class Tiling:
         """One past the last element of each region on each axis."""
         return self.offsets + self.sizes
 
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether it is one region, which is the whole tensor."""
+        return len(self) == 1 and tuple(self.sizes[0].tolist()) == self.shape
+
     def __len__(self) -> int:
         """Return the number of regions."""
         return len(self.offsets)
@@ -135,6 +141,8 @@ class Tiling:
         LayoutError
             With the name of the tensor and what is wrong.
         """
+        if self.is_whole and not self.offsets.any():
+            return
         if len(self) > MAX_REGIONS:
             _refuse(fqn, self.shape, f"{len(self)} regions are more than {MAX_REGIONS}")
         shape = np.array(self.shape, np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@lru_cache
 def torch_name(constant: torch.dtype | torch.layout | torch.memory_format) -> str:
     """Return the name of one of torch's constants, without ``torch.``."""
     return str(constant).removeprefix("torch.")

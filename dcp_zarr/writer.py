@@ -147,6 +147,7 @@ class ZarrStorageWriter(StorageWriter):
         """Leave a rank's plan as it is. Called on all ranks at once."""
         return plan
 
+    @coordinator.no_collection()
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Map every write item to read chunks and pieces, and make room. Coordinator only.
 
@@ -238,6 +239,7 @@ class ZarrStorageWriter(StorageWriter):
     def _limits(self) -> Limits:
         return Limits.of(self._thread_count, self._memory_budget_bytes)
 
+    @coordinator.no_collection()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint and make it visible. Coordinator only."""
         assert self._target is not None  # noqa: S101
