@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
 from tests import processes
@@ -75,3 +77,75 @@ def test_a_model_and_its_optimizer_resume(flat):
 @pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])
 def test_a_model_and_its_optimizer_that_are_spread_over_ranks_resume(tmp_path, flat):
     processes.run(2, tmp_path, resume, flat)
+
+
+TREE = {
+    "a": [torch.tensor([0.0]), torch.tensor([1.0]), {"x": torch.tensor([2.0])}],
+    "b": {"c": {"d": torch.ones(2), "e": 5}, "f": torch.zeros(0)},
+    "bc": (1, 2),
+}
+PARTS = {
+    None: TREE,
+    "a": {"a": TREE["a"]},
+    "a.0": {"a": TREE["a"][:1]},
+    "b": {"b": TREE["b"]},
+    "b.c": {"b": {"c": TREE["b"]["c"]}},
+    "b.c.e": {"b": {"c": {"e": 5}}},
+    ("a.0", "b.f", "bc"): {"a": TREE["a"][:1], "b": {"f": TREE["b"]["f"]}, "bc": (1, 2)},
+    "nothing": {},
+}
+
+
+def save_tree(writer, *, flat):
+    planner = DefaultSavePlanner(flatten_state_dict=flat)
+    dcp.save(TREE, storage_writer=writer, planner=planner, no_dist=True)
+
+
+def load_keys(keys, reader):
+    return _load_state_dict_from_keys(
+        set(keys) if isinstance(keys, tuple) else keys, storage_reader=reader
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
+@pytest.mark.parametrize(("keys", "expected"), PARTS.items(), ids=str)
+def test_torch_loads_the_parts_of_a_state_dict_that_keys_name(keys, expected):
+    save_tree(ZarrStorageWriter("x.zarr"), flat=True)
+    assert values(load_keys(keys, ZarrStorageReader("x.zarr"))) == values(expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
+@pytest.mark.parametrize("keys", ["a.1", "a.2", "a.2.x"])
+def test_torch_loads_later_elements_of_a_list_where_it_does_from_its_own_files(keys):
+    """By torch 2.13 it does not: it wants the elements before them, and as objects."""
+    save_tree(dcp.FileSystemWriter("torch"), flat=True)
+    save_tree(ZarrStorageWriter("x.zarr"), flat=True)
+    found = []
+    for reader in (dcp.FileSystemReader("torch"), ZarrStorageReader("x.zarr")):
+        try:
+            found.append(values(load_keys(keys, reader)))
+        except dcp.CheckpointException as error:
+            found.append(str(error.failures[0][0]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
+@pytest.mark.parametrize("keys", [None, tuple(TREE)], ids=["all", "each"])
+def test_torch_loads_the_entries_of_a_state_dict_that_was_not_flattened(keys):
+    save_tree(ZarrStorageWriter("x.zarr"), flat=False)
+    assert values(load_keys(keys, ZarrStorageReader("x.zarr"))) == values(TREE)
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["flattened", "whole"])
+def test_planners_load_a_state_dict_as_they_saved_it(flat):
+    save_tree(ZarrStorageWriter("x.zarr"), flat=flat)
+    state = {
+        "a": [torch.full((1,), 7.0), torch.full((1,), 7.0), {"x": torch.full((1,), 7.0)}],
+        "b": {"c": {"d": torch.zeros(2), "e": 0}, "f": torch.zeros(0)},
+        "bc": None,
+    }
+    # Where it copies the top level for parts that are not flattened, torch drops the objects.
+    planner = DefaultLoadPlanner(flatten_state_dict=flat, flatten_sharded_tensors=flat)
+    reader = ZarrStorageReader("x.zarr")
+    dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
+    assert values(state) == values(TREE)
