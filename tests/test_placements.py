@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import dcp_zarr
@@ -78,3 +78,42 @@ def test_uneven_boxes_some_on_one_rank_load_on_other_processes(tmp_path):
 def test_plain_and_distributed_tensors_load_as_uneven_boxes(tmp_path):
     dcp_zarr.save({"w": WHOLE}, tmp_path / "x.zarr")
     processes.run(2, tmp_path, load_boxes)
+
+
+def on_some_ranks(rank, whole):
+    """Return a state dict of four ranks: one tensor on the middle two, one on the last two."""
+    middle = DeviceMesh("cpu", [1, 2])
+    state = {"middle": distribute_tensor(whole, middle, [Shard(0)])}
+    row = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))["column"]
+    if rank >= 2:
+        state["row"] = distribute_tensor(whole * 2, row, [Shard(1)])
+    return state
+
+
+def save_on_some_ranks(rank, count):
+    dcp.save(on_some_ranks(rank, WHOLE), storage_writer=ZarrStorageWriter("x.zarr"))
+
+
+def load_on_some_ranks(rank, count):
+    state = on_some_ranks(rank, torch.zeros_like(WHOLE))
+    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"))
+    own = on_some_ranks(rank, WHOLE)
+    for fqn, tensor in state.items():
+        assert torch.equal(tensor.to_local(), own[fqn].to_local())
+        assert tensor.to_local().numel() == (0 if fqn == "middle" and rank in (0, 3) else 15_000)
+
+
+def test_tensors_that_only_some_ranks_hold(tmp_path):
+    processes.run(4, tmp_path, save_on_some_ranks)
+    checkpoint = dcp_zarr.open_checkpoint(tmp_path / "x.zarr")
+    regions = {
+        fqn: [str(region) for region in tensor.regions] for fqn, tensor in checkpoint.items()
+    }
+    assert regions == {
+        "middle": ["[0:150, 0:100]", "[150:300, 0:100]"],
+        "row": ["[0:300, 0:50]", "[0:300, 50:100]"],
+    }
+    loaded = dcp_zarr.load(tmp_path / "x.zarr")
+    assert torch.equal(loaded["middle"], WHOLE)
+    assert torch.equal(loaded["row"], WHOLE * 2)
+    processes.run(4, tmp_path, load_on_some_ranks)
