@@ -69,7 +69,7 @@ def fail_at_every_call(rank, count, broken, name):
         mend = fail_once(name, number) if rank == broken else lambda: None
         failed = on_all(fails(number, mesh), count)
         mend()
-        if not any(failed):  # nor was it called that often
+        if not any(failed):  # there are fewer calls
             break
         assert all(failed)
         assert str(dcp_zarr.load("x.zarr")) == str(values(number - 1))
