@@ -85,7 +85,7 @@ TREE = {
     "bc": (1, 2),
 }
 PARTS = {
-    None: TREE,
+    tuple(TREE): TREE,
     "a": {"a": TREE["a"]},
     "a.0": {"a": TREE["a"][:1]},
     "b": {"b": TREE["b"]},
@@ -108,7 +108,7 @@ def load_keys(keys, reader):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
-@pytest.mark.parametrize(("keys", "expected"), PARTS.items(), ids=str)
+@pytest.mark.parametrize(("keys", "expected"), PARTS.items(), ids=[str(keys) for keys in PARTS])
 def test_torch_loads_the_parts_of_a_state_dict_that_keys_name(keys, expected):
     save_tree(ZarrStorageWriter("x.zarr"), flat=True)
     assert values(load_keys(keys, ZarrStorageReader("x.zarr"))) == values(expected)
@@ -130,9 +130,13 @@ def test_torch_loads_later_elements_of_a_list_where_it_does_from_its_own_files(k
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.7."), reason="torch 2.7 wants keys, and a flattened state dict"
+)
+@pytest.mark.parametrize("flat", [True, False], ids=["flattened", "whole"])
 @pytest.mark.parametrize("keys", [None, tuple(TREE)], ids=["all", "each"])
-def test_torch_loads_the_entries_of_a_state_dict_that_was_not_flattened(keys):
-    save_tree(ZarrStorageWriter("x.zarr"), flat=False)
+def test_torch_loads_a_whole_state_dict_by_all_its_keys_or_none(keys, flat):
+    save_tree(ZarrStorageWriter("x.zarr"), flat=flat)
     assert values(load_keys(keys, ZarrStorageReader("x.zarr"))) == values(TREE)
 
 
