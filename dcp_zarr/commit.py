@@ -111,7 +111,11 @@ class LocalCommit:
             sync_directory(self._committing)
         replaced = self._swap()
         if sync:
-            sync_directory(self.path.parent)
+            try:
+                sync_directory(self.path.parent)
+            except OSError:
+                self._swap_back(replaced)
+                raise
         if replaced is not None:
             _remove(replaced)
 
@@ -126,9 +130,20 @@ class LocalCommit:
             Make the swap durable.
         """
         self._take()
-        (self._committing / name).replace(self.path)
+        new = self._committing / name
+        first = not self.path.exists()
+        exchanged = not first and exchange(new, self.path)
+        if not exchanged:
+            new.replace(self.path)
         if sync:
-            sync_directory(self.path.parent)
+            try:
+                sync_directory(self.path.parent)
+            except OSError:
+                if exchanged:
+                    exchange(new, self.path)
+                elif first:
+                    self.path.rename(new)
+                raise
         _remove(self._committing)
 
     def _take(self) -> None:
@@ -148,6 +163,15 @@ class LocalCommit:
         self.path.rename(self.old)
         self._committing.rename(self.path)
         return self.old
+
+    def _swap_back(self, replaced: Path | None) -> None:
+        """Give the path back: a save that says it failed leaves what stood there."""
+        if replaced == self._committing:
+            exchange(self._committing, self.path)
+            return
+        self.path.rename(self._committing)
+        if replaced is not None:
+            replaced.rename(self.path)
 
 
 def exchange(first: Path, second: Path) -> bool:

@@ -152,6 +152,7 @@ def _write_task(parts: list[Part[WriteJob]], sink: Sink) -> list[int]:
         if stored:
             sink.place(part.job.array, part.write_chunk, stored, part.job.slab)
         sizes.append(sum(len(buffer) for _, buffers in stored for buffer in buffers))
+        del stored  # may be the values themselves; they go before the next are resolved
     return sizes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +82,8 @@ class RankSave:
             if isinstance(assignment, str):
                 yield from self._object(number, item, assignment)
                 continue
-            values = _LazyValues(item, assignment, self._planner)
+            values = _LazyValues(item, assignment, self._planner, self._sink, staged)
             if assignment.pieces_nbytes:
-                pieces.stage_pieces(self._sink, staged, assignment, values)
                 staged += pieces.staged_nbytes(assignment)
             array = assignment.array
             read_chunks = assignment.read_chunks
@@ -97,6 +96,8 @@ class RankSave:
                     key=number,
                     slab=assignment.slab,
                 )
+            elif assignment.pieces_nbytes:
+                values.resolved()
 
     def _object(self, number: int, item: WriteItem, path: str) -> Iterator[engine.WriteJob]:
         """Stage a small object; yield the job for a large one."""
@@ -125,20 +126,39 @@ def _as_json(payload: memoryview) -> bytes | None:
 
 
 class _LazyValues:
-    """The bits of one write item, resolved when the first are wanted."""
+    """The bits of one write item: resolved when the first are wanted, dropped with the last."""
 
-    def __init__(self, item: WriteItem, assignment: Assignment, planner: SavePlanner) -> None:
+    def __init__(
+        self,
+        item: WriteItem,
+        assignment: Assignment,
+        planner: SavePlanner,
+        sink: Sink,
+        staged: int,
+    ) -> None:
         self._item = item
         self._assignment = assignment
         self._planner = planner
+        self._sink = sink
+        self._staged = staged
         self._lock = threading.Lock()
-        self._values: Any = None
+        self._values: Callable[[Region], NDArray[Any]] | None = None
+        itemsize = assignment.array.itemsize
+        self._wanted = assignment.region.volume - assignment.pieces_nbytes // itemsize
 
     def __call__(self, region: Region) -> NDArray[Any]:
         with self._lock:
-            if self._values is None:
-                self._values = tensors.values_of(self._resolve(), self._assignment.region)
-        return self._values(region)  # type: ignore[no-any-return]
+            values = self._values or self.resolved()
+            self._wanted -= region.volume
+            self._values = values if self._wanted else None
+        return values(region)
+
+    def resolved(self) -> Callable[[Region], NDArray[Any]]:
+        """Resolve the tensor and stage its pieces; once."""
+        values = tensors.values_of(self._resolve(), self._assignment.region)
+        if self._assignment.pieces_nbytes:
+            pieces.stage_pieces(self._sink, self._staged, self._assignment, values)
+        return values
 
     def _resolve(self) -> torch.Tensor:
         fqn, region = self._assignment.array.fqn, self._assignment.region

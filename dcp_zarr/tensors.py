@@ -53,7 +53,8 @@ def stored_dtype(tensor: torch.Tensor, fqn: str) -> DType:
     elif tensor.is_meta:
         reason = "is on the meta device and has no values; materialise it first"
     elif _wraps(tensor):
-        reason = f"is a {type(tensor).__name__}, which wraps other tensors; store those"
+        kind = type(tensor).__name__
+        reason = f"has type {kind}, whose values are not its own; store the tensors that it wraps"
     elif tensor.numel() and not tensor.untyped_storage().size():
         reason = "has no storage any more; save it before it is freed"
     if reason is not None:
@@ -61,8 +62,9 @@ def stored_dtype(tensor: torch.Tensor, fqn: str) -> DType:
     return dtype_of(torch_name(tensor.dtype), fqn=fqn)
 
 
-def _wraps(tensor: object) -> bool:
-    return is_traceable_wrapper_subclass(tensor)
+def _wraps(tensor: torch.Tensor) -> bool:
+    dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return dispatches or is_traceable_wrapper_subclass(tensor)
 
 
 def bits(tensor: torch.Tensor) -> NDArray[Any]:

@@ -20,13 +20,13 @@ def _enter(rank, count, folder, work, arguments):
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / ".meet"), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    # The group ends with the process. To destroy it could hang with torch 2.7, which waits, and
+    # keeps the GIL, for a thread that wants the GIL to drop the tensors of the last collective.
     try:
         work(rank, count, *arguments)
     except BaseException:
         Path(folder, f"error-{rank}").write_text(traceback.format_exc())
         raise
-    finally:
-        dist.destroy_process_group()
 
 
 def run(count, folder, work, *arguments):

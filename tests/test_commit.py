@@ -168,6 +168,29 @@ def test_without_an_exchange_readers_find_the_old_one_while_the_name_is_free(mon
     assert os.listdir() == ["x.zarr"]
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("before", [[], ["x.zarr"]], ids=["nothing", "a checkpoint"])
+def test_a_swap_that_cannot_be_made_durable_is_taken_back(monkeypatch, exchanges, before):
+    if not exchanges:
+        monkeypatch.setattr(commit, "exchange", lambda *_: False)
+    if before:
+        save(1.0)
+
+    def fail_beside_the_new_one(path):
+        if Path("x.zarr") in Path().iterdir() and dcp_zarr.load("x.zarr")["w"][0] == 2:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(commit, "sync_directory", fail_beside_the_new_one)
+    with pytest.raises(OSError, match="Input/output error"):
+        save(2.0)
+    assert [name for name in os.listdir() if not name.startswith(".")] == before
+    if before:
+        assert dcp_zarr.load("x.zarr")["w"].tolist() == [1, 1, 1]
+    monkeypatch.setattr(commit, "sync_directory", lambda _: None)
+    save(3.0)
+    assert os.listdir() == ["x.zarr"]
+
+
 def test_lost_results_are_noticed():
     writer = dcp_zarr.ZarrStorageWriter("x.zarr")
     _, _, metadata = ranks.plan([writer], [{"w": torch.ones(3), "step": 1}])

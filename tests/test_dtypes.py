@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import numcodecs
 import numpy as np
@@ -13,11 +14,13 @@ import pytest
 import tensorstore
 import torch
 import zarr
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dcp_zarr
 from dcp_zarr import tensors
 from dcp_zarr.dtypes import EXTENSION_TYPES, PACKED, TABLE
 from dcp_zarr.errors import OptionError, UnsupportedTensorError
+from tests import processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
@@ -173,24 +176,80 @@ def test_packed_types_are_stored_as_their_bytes(name, tmp_path):
     assert array.attrs["dcp_zarr"]["torch_dtype"] == name
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: torch.eye(3).to_sparse(), "'w' has layout torch.sparse_coo; use to_dense"),
-        (lambda: torch.zeros(3, device="meta"), "'w' is on the meta device and has no values"),
-        (
-            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-            "'w' has dtype torch.qint8, which dcp_zarr cannot store; convert",
-        ),
-    ],
-    ids=["sparse", "meta", "quantised"],
-)
+class Opaque(torch.Tensor):
+    """Wraps a tensor, and does not say how."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        found = function(*[a.inner if isinstance(a, cls) else a for a in args], **(kwargs or {}))
+        return cls(found) if isinstance(found, torch.Tensor) else found
+
+
+def two_tensor():
+    return TwoTensor(torch.ones(3), torch.zeros(3))
+
+
+UNSUPPORTED = {
+    "sparse": (
+        lambda: torch.eye(3).to_sparse(),
+        "'w' has layout torch.sparse_coo; use to_dense",
+    ),
+    "sparse rows": (
+        lambda: torch.eye(3).to_sparse_csr(),
+        "'w' has layout torch.sparse_csr; use to_dense",
+    ),
+    "meta": (
+        lambda: torch.zeros(3, device="meta"),
+        "'w' is on the meta device and has no values",
+    ),
+    "quantised": (
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "'w' has dtype torch.qint8, which dcp_zarr cannot store; convert",
+    ),
+    "wrapper": (
+        two_tensor,
+        "'w' has type TwoTensor, whose values are not its own; store the tensors that it wraps, or",
+    ),
+    "wrapper as a parameter": (
+        lambda: torch.nn.Parameter(two_tensor()),
+        "'w' has type TwoTensor, whose values are not its own",
+    ),
+    "opaque wrapper": (
+        lambda: Opaque(torch.ones(3)),
+        "'w' has type Opaque, whose values are not its own",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_tensors_that_cannot_be_stored_are_named(make, message):
     with pytest.raises(UnsupportedTensorError, match=message):
         dcp_zarr.save({"w": make()}, "x.zarr")
     with pytest.raises((dcp_zarr.CheckpointNotFoundError, dcp_zarr.IncompleteCheckpointError)):
         dcp_zarr.open_checkpoint("x.zarr")
+
+
+def save_what_one_rank_cannot_store(rank, count, broken):
+    warnings.simplefilter("ignore")
+    for make, message in UNSUPPORTED.values():
+        state = {"v": torch.ones(2)} | ({"w": make()} if rank == broken else {})
+        with pytest.raises(UnsupportedTensorError, match=message):
+            dcp_zarr.save(state, "x.zarr")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("broken", [0, 1])
+def test_tensors_that_one_rank_cannot_store_are_named_on_all(tmp_path, broken):
+    processes.run(2, tmp_path, save_what_one_rank_cannot_store, broken)
+    assert not (tmp_path / "x.zarr").exists()
 
 
 def test_a_tensor_whose_storage_was_freed_is_named():

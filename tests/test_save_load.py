@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
+import weakref
 from itertools import product
 
 import numpy as np
@@ -190,31 +192,46 @@ def test_any_number_of_threads(thread_count):
     assert torch.equal(loaded["v"], whole * 2)
 
 
-def test_at_most_one_more_tensor_than_threads_is_resolved():
-    alive: list = []
-    most = 0
+class CountingPlanner(ranks.SavePlanner):
+    """Resolves each tensor to memory of its own, and counts how many are alive at once."""
 
-    class Planner(ranks.SavePlanner):
-        def lookup_object(self, index):
-            nonlocal most
-            tensor = super().lookup_object(index).clone()
-            import weakref
+    def count(self):
+        self.lock, self.made, self.most = threading.Lock(), [], 0
 
-            alive.append(weakref.ref(tensor))
-            most = max(most, sum(ref() is not None for ref in alive))
-            return tensor
+    def resolve_data(self, item):
+        memory = super().resolve_data(item).numpy().copy()
+        with self.lock:
+            self.made.append(weakref.ref(memory))
+            self.most = max(self.most, sum(made() is not None for made in self.made))
+        return torch.from_numpy(memory)  # keeps the array alive, as do its views
 
-    state = {f"w{n}": torch.randn(1 << 20) for n in range(40)} | {
-        f"s{n}": torch.randn(10) for n in range(200)
-    }
-    make = writer(thread_count=2)
-    one = make()
-    (planner,), (plan,), metadata = ranks.plan([one], [state])
-    planner.__class__ = Planner
-    results = one.write_data(plan, planner).wait()
-    one.finish(metadata, [results])
-    assert len(alive) == 240
-    assert most <= 3
+
+TEMPORARIES = {
+    "large": (20, (1 << 20,), 1),
+    "many in a task": (200, (30,), 1),
+    "cut": (50, (401, 70), 2),
+    "large and cut": (8, (4001, 512), 2),
+}
+
+
+@pytest.mark.parametrize("compression", [None, "fast"])
+@pytest.mark.parametrize(("tensors", "shape", "count"), TEMPORARIES.values(), ids=TEMPORARIES)
+def test_at_most_one_more_tensor_than_threads_is_resolved(tensors, shape, count, compression):
+    whole = {f"w{n}": values(shape) + n for n in range(tensors)}
+    cut = {fqn: parts(tensor, (count, 1)[: len(shape)]) for fqn, tensor in whole.items()}
+    states = [{fqn: of[rank] for fqn, of in cut.items()} for rank in range(count)]
+    writers = [writer(thread_count=2, compression=compression)() for _ in states]
+    planners, plans, metadata = ranks.plan(writers, states)
+    results = []
+    for one, plan, planner in zip(writers, plans, planners, strict=True):
+        planner.__class__ = CountingPlanner
+        planner.count()
+        results.append(one.write_data(plan, planner).wait())
+        assert len(planner.made) == len(whole)
+        assert planner.most <= 3
+    writers[0].finish(metadata, results)
+    loaded = dcp_zarr.load("x.zarr")
+    assert all(torch.equal(loaded[fqn], tensor) for fqn, tensor in whole.items())
 
 
 @pytest.mark.parametrize("compression", [None, "fast"])
