@@ -10,16 +10,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numcodecs
 from crc32c import crc32c
 
 from dcp_zarr import names
 from dcp_zarr.errors import CorruptionError, OptionError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CHECKSUM_BYTES = 4
 SMALL_MIN_BYTES = 256 << 10
@@ -83,8 +80,8 @@ class Codec:
             return numcodecs.GZip(level=configuration["level"])
         return None
 
-    def decode(self, stored: memoryview, out: NDArray[Any]) -> None:
-        """Decode a read chunk into a C-contiguous array of exactly its size.
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        """Decode a read chunk into bytes of exactly its size.
 
         Raises
         ------
@@ -93,17 +90,17 @@ class Codec:
         """
         compressor = self.compressor()
         if compressor is None:
-            _expect(len(stored), out.nbytes)
-            out.reshape(-1).view("u1")[:] = stored
+            _expect(len(stored), len(out))
+            out[:] = stored
         elif self.name == "blosc":
             # A frame says how many bytes it holds: bytes 4 to 8 of its header (Blosc 1).
             header = len(stored) >= 16  # noqa: PLR2004
-            _expect(struct.unpack_from("<I", stored, 4)[0] if header else -1, out.nbytes)
+            _expect(struct.unpack_from("<I", stored, 4)[0] if header else -1, len(out))
             _decode(compressor, stored, out)
         else:
             decoded = memoryview(_decode(compressor, stored, None)).cast("B")
-            _expect(len(decoded), out.nbytes)
-            out.reshape(-1).view("u1")[:] = decoded
+            _expect(len(decoded), len(out))
+            out[:] = decoded
 
     def expected_nbytes(self, torch_name: str, nbytes: int) -> int:
         """Return what `nbytes` of trained weights are likely to take, two hundredths more."""
@@ -140,7 +137,7 @@ def _compressor(codec: Codec) -> numcodecs.abc.Codec | None:
     return codec._make_compressor()
 
 
-def _decode(compressor: numcodecs.abc.Codec, stored: memoryview, out: NDArray[Any] | None) -> Any:  # noqa: ANN401
+def _decode(compressor: numcodecs.abc.Codec, stored: memoryview, out: memoryview | None) -> Any:  # noqa: ANN401
     try:
         return compressor.decode(stored, out=out)
     except (RuntimeError, ValueError, OSError, EOFError) as error:

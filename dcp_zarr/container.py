@@ -121,13 +121,13 @@ class Target(Protocol):
 class StoredObject(Protocol):
     """An open write chunk."""
 
-    def extent(self, read_chunk: Shape) -> tuple[int, int]:
-        """Return offset and size of a stored read chunk, by its grid coordinates in the array.
+    def extents(self, read_chunks: Sequence[Shape]) -> list[tuple[int, int]]:
+        """Return offset and size of stored read chunks, by their grid coordinates in the array.
 
         Raises
         ------
         CorruptionError
-            If it is missing.
+            If one is missing.
         """
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,12 +185,14 @@ def _read_task(parts: list[Part[ReadJob]], source: Source) -> None:
     for part in parts:
         if not part.read_chunks:
             continue
+        job = part.job
+        destination = _destinations(job)
         try:
-            with source.open_object(part.job.array, part.write_chunk) as stored:
+            with source.open_object(job.array, part.write_chunk) as stored:
                 for run in _runs(part, stored):
-                    _fill(part.job, run, stored)
+                    _fill(job, run, stored, destination)
         except (CorruptionError, OSError) as error:
-            fqn, region = part.job.array.fqn, str(part.job.region)
+            fqn, region = job.array.fqn, str(job.region)
             raise CorruptionError(
                 f"Tensor {fqn!r} {region} in {source.where!r} cannot be read: {error}",
                 fqn=fqn,
@@ -215,7 +219,8 @@ Run = list[tuple[int, int, "Shape"]]
 def _runs(part: Part[Any], stored: StoredObject) -> Iterator[Run]:
     """Group a part's read chunks, as offset, size and coordinates, by what one call may read."""
     run: Run = []
-    for offset, nbytes, read_chunk in sorted((*stored.extent(c), c) for c in part.read_chunks):
+    extents = zip(stored.extents(part.read_chunks), part.read_chunks, strict=True)
+    for (offset, nbytes), read_chunk in sorted(extents):
         if run:
             gap = offset - run[-1][0] - run[-1][1]
             if gap > _MAX_GAP_BYTES or offset + nbytes - run[0][0] > _MAX_RUN_BYTES:
@@ -236,50 +241,70 @@ def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryvie
         yield read_chunk, scratch[offset - start : body], scratch[body:end]
 
 
-def _fill(job: ReadJob, run: Run, stored: StoredObject) -> None:
+Destination = Callable[["Shape"], "memoryview | None"]
+
+
+def _destinations(job: ReadJob) -> Destination:
+    """Return what gives the bytes of the destination that are a read chunk whole.
+
+    It gives None for a read chunk that has to be cut, or whose place is not contiguous.
+    """
+    shape, region, out = job.array.read_chunk_shape, job.region, job.out
+
+    def box(read_chunk: Shape) -> memoryview | None:
+        starts = [c * n - o for c, n, o in zip(read_chunk, shape, region.offsets, strict=True)]
+        ends = [start + n for start, n in zip(starts, shape, strict=True)]
+        if min(starts, default=0) < 0 or any(map(gt, ends, region.sizes)):
+            return None
+        # The ellipsis: an array without axes gives a view, not a scalar.
+        index: tuple[Any, ...] = (*map(slice, starts, ends), ...)
+        part = out[index]
+        return flat(part) if part.flags.c_contiguous else None
+
+    aligned = not any(o % n for o, n in zip(region.offsets[1:], shape[1:], strict=True))
+    rows_alone = bool(shape) and aligned and shape[1:] == region.sizes[1:]
+    if not rows_alone or not out.flags.c_contiguous:
+        return box
+    whole, row_nbytes = flat(out), prod(shape[1:]) * out.itemsize
+    rows, first, count = shape[0], region.offsets[0], region.sizes[0]
+
+    def slab(read_chunk: Shape) -> memoryview | None:
+        start = read_chunk[0] * rows - first
+        if start < 0 or start + rows > count:
+            return None
+        return whole[start * row_nbytes : (start + rows) * row_nbytes]
+
+    return slab
+
+
+def _fill(job: ReadJob, run: Run, stored: StoredObject, destination: Destination) -> None:
     """Read, check and decode stored read chunks that lie near each other."""
-    if job.codec.name == "none" and _read_in_place(job, run, stored):
+    if job.codec.name == "none" and _read_in_place(job, run, stored, destination):
         return
     for read_chunk, encoded, crc in _read_run(run, stored):
         _check(encoded, crc, job.array, read_chunk)
-        _decode(job, read_chunk, encoded)
+        out = destination(read_chunk)
+        if out is None:
+            _decode_part(job, read_chunk, encoded)
+        else:
+            job.codec.decode(encoded, out)
 
 
-def _read_in_place(job: ReadJob, run: Run, stored: StoredObject) -> bool:
+def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: Destination) -> bool:
     """Read uncompressed read chunks straight into the destination; False where they do not fit."""
     crcs = _buffer("crcs", CHECKSUM_BYTES * len(run))
     buffers: list[memoryview] = []
     end = run[0][0]
     for number, (offset, nbytes, read_chunk) in enumerate(run):
-        out = _destination(job, read_chunk)
-        if out is None or offset != end or nbytes != out.nbytes + CHECKSUM_BYTES:
+        out = destination(read_chunk)
+        if out is None or offset != end or nbytes != len(out) + CHECKSUM_BYTES:
             return False
         end = offset + nbytes
-        buffers += [flat(out), crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]]
+        buffers += [out, crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]]
     stored.read_into(run[0][0], buffers)
     for number, (_, _, read_chunk) in enumerate(run):
         _check(buffers[2 * number], buffers[2 * number + 1], job.array, read_chunk)
     return True
-
-
-def _destination(job: ReadJob, read_chunk: Shape) -> NDArray[Any] | None:
-    """Return the part of the destination that is exactly a read chunk and contiguous, or None."""
-    index: list[Any] = []
-    axes = zip(
-        read_chunk,
-        job.array.read_chunk_shape,
-        job.region.offsets,
-        job.region.sizes,
-        strict=True,
-    )
-    for position, step, offset, size in axes:
-        start = position * step - offset
-        if start < 0 or start + step > size:
-            return None
-        index.append(slice(start, start + step))
-    index.append(...)  # an array without axes gives a view, not a scalar
-    out = job.out[tuple(index)]
-    return out if out.flags.c_contiguous else None
 
 
 def _check(encoded: memoryview, crc: memoryview, array: ArrayLayout, read_chunk: Shape) -> None:
@@ -288,15 +313,12 @@ def _check(encoded: memoryview, crc: memoryview, array: ArrayLayout, read_chunk:
         raise CorruptionError(f"The checksum of its read chunk {box} does not hold.")
 
 
-def _decode(job: ReadJob, read_chunk: Shape, encoded: memoryview) -> None:
-    out = _destination(job, read_chunk)
-    if out is not None:
-        job.codec.decode(encoded, out)
-        return
+def _decode_part(job: ReadJob, read_chunk: Shape, encoded: memoryview) -> None:
+    """Decode a read chunk of which the destination wants a part, or wants it elsewhere."""
     array = job.array
     box = array.read_grid.box(read_chunk)
-    whole = np.frombuffer(_buffer("decoded", array.read_chunk_nbytes), job.out.dtype)
-    whole = whole.reshape(array.read_chunk_shape)
-    job.codec.decode(encoded, whole)
+    decoded = _buffer("decoded", array.read_chunk_nbytes)
+    job.codec.decode(encoded, decoded)
+    whole = np.frombuffer(decoded, job.out.dtype).reshape(array.read_chunk_shape)
     wanted = box.intersection(job.region)
     job.out[wanted.index(job.region.offsets)] = whole[wanted.index(box.offsets)]

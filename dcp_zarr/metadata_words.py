@@ -30,6 +30,9 @@ from dcp_zarr.schema_json import MAX_LIST
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
 
+MAX_PUBLISHED_REGIONS = 100_000
+"""Most regions of all tensors that a load is planned by."""
+
 _DEFAULT_PROPERTIES = {
     "layout": "strided",
     "requires_grad": False,
@@ -160,13 +163,18 @@ def _is_path(keys: Any) -> bool:  # noqa: ANN401
 
 
 def metadata_from(schema: Schema) -> Metadata:
-    """Return the `Metadata` that `dcp.save` returned for a checkpoint."""
+    """Return the `Metadata` that `dcp.save` returned for a checkpoint.
+
+    Above `MAX_PUBLISHED_REGIONS` each tensor is told as one region: what DCP plans a load by it
+    compares with every region, on every rank.
+    """
+    count = sum(len(entry.tiling) for entry in schema.tensors.values())
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for entry in schema.entries:
         if isinstance(entry, ObjectEntry):
             described[entry.fqn] = BytesStorageMetadata()
         else:
-            described[entry.fqn] = _tensor_metadata(entry)
+            described[entry.fqn] = _tensor_metadata(entry, whole=count > MAX_PUBLISHED_REGIONS)
     metadata = Metadata(
         state_dict_metadata=described,
         planner_data=schema.planner_data,
@@ -183,7 +191,7 @@ def _storage_meta(described: Mapping[str, Any]) -> StorageMeta:
     return StorageMeta(**{key: value for key, value in described.items() if key in known})
 
 
-def _tensor_metadata(entry: TensorEntry) -> TensorStorageMetadata:
+def _tensor_metadata(entry: TensorEntry, *, whole: bool) -> TensorStorageMetadata:
     described = {**_DEFAULT_PROPERTIES, **entry.properties}
     properties = TensorProperties(
         dtype=tensors.torch_dtype(entry.dtype.torch_name),
@@ -192,7 +200,8 @@ def _tensor_metadata(entry: TensorEntry) -> TensorStorageMetadata:
         memory_format=getattr(torch, described["memory_format"]),
         pin_memory=described["pin_memory"],
     )
+    regions = [Region.whole(entry.array.shape)] if whole else entry.tiling
     boxes = [
-        ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in entry.tiling
+        ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in regions
     ]
     return TensorStorageMetadata(properties, torch.Size(entry.array.shape), boxes)

@@ -41,8 +41,9 @@ class ZarrStorageWriter(StorageWriter):
     Parameters
     ----------
     path
-        Where the checkpoint shall stand, on a file system that all ranks share. May be left out
-        where `dcp.save` is given a ``checkpoint_id``.
+        Where the checkpoint shall stand, on a file system that all ranks share: a directory, or
+        one zip file where it ends in ``.zip``. May be left out where `dcp.save` is given a
+        ``checkpoint_id``.
     compression
         ``"fast"``, ``"small"``, None, a numcodecs Blosc, Zstd or GZip, or a mapping from FQN
         patterns to those; the first pattern that matches holds.

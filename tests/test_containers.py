@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numcodecs
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 
 import dcp_zarr
 from dcp_zarr import tensors
+from dcp_zarr.containers.zip_sink import decode_entries, encode_entries
 from tests import ranks
 from tests.ranks import Part, grid, parts
 from tests.test_dtypes import DTYPES, every_pattern
@@ -314,13 +316,30 @@ class TestZip:
         with pytest.raises(dcp_zarr.SaveError, match=r"Rank 1's files are not visible"):
             writers[0].finish(metadata, results)
 
+    def test_an_unpacked_directory_may_keep_the_suffix(self):
+        with zipfile.ZipFile("x.zarr.zip") as file:
+            file.extractall("y.zip")
+        assert torch.equal(dcp_zarr.load("y.zip", "m.cut")["m.cut"], self.whole["m.cut"])
+
+    def test_entries_that_another_job_wrote_are_named(self):
+        writer = dcp_zarr.ZarrStorageWriter("x.zarr.zip")
+        planners, plans, metadata = ranks.plan([writer], [{"w": torch.ones(70)}])
+        results = [writer.write_data(plans[0], planners[0]).wait()]
+        notes = Path(".x.zarr.zip.partial/~_staging/0.entries")
+        entries = decode_entries(notes.read_bytes())
+        notes.write_bytes(encode_entries([*entries, replace(entries[0], name="z", start=99)]))
+        with pytest.raises(
+            dcp_zarr.SaveError, match=r"each object once \('z'\); the save is given"
+        ):
+            writer.finish(metadata, results)
+
     def test_deflated_entries_are_refused_with_what_to_do(self):
         with zipfile.ZipFile("x.zarr.zip") as file:
             file.extractall("x")
         with zipfile.ZipFile("y.zip", "w", zipfile.ZIP_DEFLATED) as file:
             for part in Path("x").rglob("*"):
                 file.write(part, part.relative_to("x"))
-        with pytest.raises(dcp_zarr.CorruptionError, match=r"is deflated; pack the store with zip"):
+        with pytest.raises(dcp_zarr.CorruptionError, match=r"in 'y.zip' is deflated; pack the"):
             dcp_zarr.load("y.zip", "m.cut")
 
     def test_verify_finds_every_flipped_byte(self):

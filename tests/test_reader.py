@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 import dcp_zarr
 from dcp_zarr import ZarrStorageReader, tensors
 from dcp_zarr.errors import CorruptionError, TensorMismatchError, UnsafeObjectError
+from dcp_zarr.region import Region
+from tests import ranks
 
 
 def load(state, **options):
@@ -258,6 +260,35 @@ def test_a_newer_format_is_refused():
         dcp_zarr.FormatError, match="has format version 2; this dcp_zarr reads up to 1"
     ):
         dcp_zarr.open_checkpoint("x.zarr")
+
+
+@pytest.mark.parametrize("compression", [None, "fast"])
+@pytest.mark.parametrize("first", range(9))
+def test_columns_as_wide_as_a_read_chunk_may_begin_anywhere(first, compression):
+    whole = torch.arange(12 * 12.0).reshape(12, 12)
+    options = {"read_chunk_bytes": 96, "compression": compression}
+    thirds = [{"w": part} for part in ranks.parts(whole, (1, 3))]
+    ranks.save(lambda: dcp_zarr.ZarrStorageWriter("x.zarr", **options), thirds)
+    target = torch.zeros(12, 12)
+    box = Region((0, first), (12, 4))
+    ranks.load(dcp_zarr.ZarrStorageReader("x.zarr"), [{"w": ranks.Part(target, box)}])
+    columns = slice(first, first + 4)
+    assert torch.equal(target[:, columns], whole[:, columns])
+
+
+def test_very_many_regions_are_told_as_one_of_each_tensor(monkeypatch):
+    whole = torch.arange(40.0).reshape(10, 4)
+    ranks.save(
+        lambda: dcp_zarr.ZarrStorageWriter("x.zarr"), [{"w": p} for p in ranks.parts(whole, (5, 1))]
+    )
+    reader = dcp_zarr.ZarrStorageReader("x.zarr")
+    assert len(reader.read_metadata().state_dict_metadata["w"].chunks) == 5
+    monkeypatch.setattr("dcp_zarr.metadata_words.MAX_PUBLISHED_REGIONS", 4)
+    (box,) = reader.read_metadata().state_dict_metadata["w"].chunks
+    assert (tuple(box.offsets), tuple(box.sizes)) == ((0, 0), (10, 4))
+    target = torch.zeros(10, 4)
+    ranks.load(reader, [{"w": ranks.Part(target, box)} for box in ranks.grid((10, 4), (3, 1))])
+    assert torch.equal(target, whole)
 
 
 def test_other_zarr_groups_and_files_are_not_checkpoints():

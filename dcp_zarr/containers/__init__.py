@@ -43,7 +43,8 @@ def open_source(path: str) -> Source:
     CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
         If there is none that can be read.
     """
-    return ZipSource(path) if Path(path).is_file() or is_zip(path) else DirectorySource(path)
+    packed = Path(path).is_file() or (is_zip(path) and not Path(path).is_dir())
+    return ZipSource(path) if packed else DirectorySource(path)
 
 
 def new_target(path: str, *, overwrite: bool, sync: bool) -> Target:

@@ -54,6 +54,7 @@ class DirectoryTarget(LocalTarget):
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         super().__init__(path, overwrite=overwrite, sync=sync)
         self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}
+        self._joined: list[str] = []
 
     def _replaceable(self, path: Path) -> bool:
         if not path.is_dir():
@@ -104,10 +105,9 @@ class DirectoryTarget(LocalTarget):
             index = zarr_format.encode_index(extents)
             write_all(fd, end, [index])
             os.ftruncate(fd, end + len(index))
-            if self._sync:
-                sync_file(fd)
         finally:
             os.close(fd)
+        self._joined.append(path)
 
     def _placed(self, rank: int) -> Mapping[str, NDArray[np.int64]]:
         """Return what a rank placed in shared objects, by path of the array."""
@@ -136,6 +136,7 @@ class DirectoryTarget(LocalTarget):
             _in_batches(pool, write, list(zip(directories, documents.values(), strict=True)))
             write([(str(partial), root)])
             if self._sync:
+                _in_batches(pool, _sync_files, self._joined)
                 _in_batches(pool, _sync_directories, directories)
         self._commit.commit(sync=self._sync)
 
@@ -155,6 +156,15 @@ def _write_documents(documents: list[tuple[str, bytes]], *, sync: bool) -> None:
             write_all(fd, 0, [document])
             if sync:
                 sync_file(fd)
+        finally:
+            os.close(fd)
+
+
+def _sync_files(paths: list[str]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            sync_file(fd)
         finally:
             os.close(fd)
 

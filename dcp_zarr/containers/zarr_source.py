@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dcp_zarr import names, zarr_format
 from dcp_zarr.errors import CorruptionError
 from dcp_zarr.local_files import read_all
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from dcp_zarr.layout import ArrayLayout
@@ -152,17 +153,15 @@ class _StoredObject:
         encoded = os.pread(at.fd, nbytes, at.start + at.nbytes - nbytes)
         return cls(at, key, array, zarr_format.decode_index(encoded, array))
 
-    def extent(self, read_chunk: Shape) -> tuple[int, int]:
-        """Return offset and size of a stored read chunk."""
+    def extents(self, read_chunks: Sequence[Shape]) -> list[tuple[int, int]]:
+        """Return offset and size of stored read chunks."""
         if self.index is None:
-            return 0, self.at.nbytes
-        counts = self.array.read_chunks_per_write_chunk
-        offset, nbytes = self.index[
-            tuple(c % n for c, n in zip(read_chunk, counts, strict=True))
-        ].tolist()
-        if offset + nbytes > self.at.nbytes:
-            raise CorruptionError(f"{self.key!r} does not hold it.")
-        return offset, nbytes
+            return [(0, self.at.nbytes)] * len(read_chunks)
+        inside = np.array(read_chunks) % self.array.read_chunks_per_write_chunk
+        found = [(offset, nbytes) for offset, nbytes in self.index[tuple(inside.T)].tolist()]
+        if any(offset + nbytes > self.at.nbytes for offset, nbytes in found):
+            raise CorruptionError(f"{self.key!r} does not hold all of it.")
+        return found
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers with the bytes from `offset` on."""

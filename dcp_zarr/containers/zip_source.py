@@ -94,9 +94,15 @@ class ZipSource(ZarrSource):
 
     def _entry(self, key: str) -> zipfile.ZipInfo:
         try:
-            return self._opened().getinfo(key)
+            entry = self._opened().getinfo(key)
         except KeyError as error:
             raise FileNotFoundError(key) from error
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise CorruptionError(
+                f"{key!r} in {self._where!r} is deflated; pack the store with zip -0 -r.",
+                path=self._where,
+            )
+        return entry
 
     def _read(self, key: str) -> bytes:
         entry = self._entry(key)
@@ -109,8 +115,6 @@ class ZipSource(ZarrSource):
     @contextmanager
     def _open(self, key: str) -> Iterator[Extent]:
         entry = self._entry(key)
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise CorruptionError(f"{key!r} is deflated; pack the store with zip -0 (store only).")
         header = os.pread(self._fd, LOCAL_HEADER_BYTES, entry.header_offset)
         try:
             start = content_start(header, entry.header_offset)

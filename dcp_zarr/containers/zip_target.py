@@ -134,11 +134,13 @@ def _check_entries(entries: Sequence[Entry], schema: Schema) -> None:
         for write_chunk in coordinates(Region.whole(array.write_grid.counts))
     }
     found = sorted(entries, key=lambda entry: entry.start)
+    placed = {entry.name for entry in entries}
     overlap = any(b.start < a.end for a, b in pairwise(found))
-    if overlap or sorted(e.name for e in entries) != sorted(expected):
+    if overlap or len(placed) < len(entries) or placed != expected:
+        names = ", ".join(map(repr, sorted(placed ^ expected)[:3])) or "some overlap"
         raise SaveError(
-            "What the ranks wrote is not each object once; the save is given up. Another job may "
-            "be saving to the same path."
+            f"What the ranks wrote is not each object once ({names}); the save is given up. "
+            "Another job may be saving to the same path."
         )
 
 
