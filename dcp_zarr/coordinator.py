@@ -5,10 +5,8 @@ Both are functions of what every rank knows or returned; no trainer's and no con
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -36,23 +34,6 @@ if TYPE_CHECKING:
 
 MAX_PACKED_OBJECT_BYTES = 1 << 20
 """Larger objects are stored by their own rank."""
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running.
-
-    Describing thousands of tensors makes many small values, none of which is ever part of a cycle.
-    The collector, called again and again by their number, would look at every object of the
-    process each time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

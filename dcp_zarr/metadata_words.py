@@ -22,6 +22,7 @@ from dcp_zarr import tensors
 from dcp_zarr.coordinator import Description, Written
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import LayoutError, SaveError, UnsupportedTensorError
+from dcp_zarr.garbage import no_collection
 from dcp_zarr.placement import SaveOptions, TensorPlan
 from dcp_zarr.region import Region, Tiling
 from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
@@ -162,6 +163,7 @@ def _is_path(keys: Any) -> bool:  # noqa: ANN401
     )
 
 
+@no_collection()
 def metadata_from(schema: Schema) -> Metadata:
     """Return the `Metadata` that `dcp.save` returned for a checkpoint.
 

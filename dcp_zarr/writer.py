@@ -18,6 +18,7 @@ from dcp_zarr import coordinator, metadata_words
 from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers import allowed, new_target
 from dcp_zarr.errors import OptionError, SaveError
+from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES, LayoutOptions
 from dcp_zarr.local_files import local_path
 from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
@@ -148,7 +149,7 @@ class ZarrStorageWriter(StorageWriter):
         """Leave a rank's plan as it is. Called on all ranks at once."""
         return plan
 
-    @coordinator.no_collection()
+    @no_collection()
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Map every write item to read chunks and pieces, and make room. Coordinator only.
 
@@ -240,7 +241,7 @@ class ZarrStorageWriter(StorageWriter):
     def _limits(self) -> Limits:
         return Limits.of(self._thread_count, self._memory_budget_bytes)
 
-    @coordinator.no_collection()
+    @no_collection()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint and make it visible. Coordinator only."""
         assert self._target is not None  # noqa: S101

@@ -17,6 +17,7 @@ import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, Codec, checksum
 from dcp_zarr.errors import CorruptionError, FormatError
+from dcp_zarr.garbage import no_collection
 from dcp_zarr.schema import Schema, TensorEntry
 from dcp_zarr.schema_json import properties_to_json, schema_from_json, schema_to_json
 
@@ -129,6 +130,7 @@ def document_digest(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
 
 
+@no_collection()
 def read_root(document: bytes, *, where: str) -> Schema:
     """Return the schema in a root document.
 

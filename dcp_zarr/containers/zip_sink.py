@@ -85,7 +85,7 @@ class ZipSink:
 
     def _whole(self, array: ArrayLayout, write_chunk: Shape, stored: Stored) -> Stored | None:
         """Return all read chunks of a write chunk; None where some are still to come."""
-        count = array.read_chunks_of(write_chunk).volume
+        count = array.read_chunks_of(write_chunk).volume if zarr_format.has_index(array) else 1
         if len(stored) == count:
             return stored
         with self._lock:
