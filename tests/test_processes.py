@@ -169,6 +169,9 @@ def without_collectives(rank, count):
         )
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.7."), reason="torch 2.7 has no saves without collectives"
+)
 def test_saving_without_collectives_is_refused_on_all_ranks(tmp_path):
     processes.run(2, tmp_path, without_collectives)
 
@@ -239,6 +242,9 @@ def save_model_in_two_dimensions(rank, count):
         assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.7."), reason="torch 2.7 cuts evenly only on two axes of ranks"
+)
 def test_a_model_under_fsdp_and_tensor_parallel_trains_saves_and_resumes(tmp_path):
     processes.run(4, tmp_path, save_model_in_two_dimensions)
 
