@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 STAGING = "~_staging"
 """Directory within the partial one for what is no part of the checkpoint; the commit removes it."""
 
+_REPLACED = "replaced"
+"""Second name of a file that is replaced, until that is durable."""
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
@@ -115,6 +118,7 @@ class LocalCommit:
                 sync_directory(self.path.parent)
             except OSError:
                 self._swap_back(replaced)
+                _remove(self._committing)
                 raise
         if replaced is not None:
             _remove(replaced)
@@ -130,19 +134,19 @@ class LocalCommit:
             Make the swap durable.
         """
         self._take()
-        new = self._committing / name
-        first = not self.path.exists()
-        exchanged = not first and exchange(new, self.path)
-        if not exchanged:
-            new.replace(self.path)
+        old = self._committing / _REPLACED
+        with contextlib.suppress(OSError):  # nothing stands there, or no links are to be had
+            os.link(self.path, old)
+        (self._committing / name).replace(self.path)
         if sync:
             try:
                 sync_directory(self.path.parent)
             except OSError:
-                if exchanged:
-                    exchange(new, self.path)
-                elif first:
-                    self.path.rename(new)
+                if old.exists():
+                    old.replace(self.path)
+                else:
+                    self.path.unlink()
+                _remove(self._committing)
                 raise
         _remove(self._committing)
 

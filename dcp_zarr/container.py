@@ -54,8 +54,8 @@ class Target(Protocol):
     def one_file(self) -> bool:
         """Whether ranks write to one file, each in its slabs."""
 
-    def prepare(self) -> None:
-        """Make room for a save, before any byte is written. Coordinator only.
+    def prepare(self, ranks: int) -> None:
+        """Make room for a save of so many ranks, before any byte is written. Coordinator only.
 
         Raises
         ------

@@ -29,6 +29,8 @@ _OBJECT_BYTES = (1 << 20) + (1 << 15)
 """Most bytes of a stored part of an object (which no plan knows the size of), and around it."""
 _AROUND_OBJECT_BYTES = 128
 """What stands around a stored object, its path twice not counted."""
+_COORDINATE_BYTES = 20
+"""Longest coordinate in an object's name."""
 _AROUND_READ_CHUNK_BYTES = CHECKSUM_BYTES + 16
 """A read chunk's checksum, and its place in an index."""
 
@@ -154,7 +156,7 @@ def rank_slabs(
             name = tensors[array.fqn].dtype.torch_name
             whole, per_object = array.read_chunk_nbytes, prod(array.read_chunks_per_write_chunk)
             objects = array.write_chunks_of(read_chunks).volume
-            around = _AROUND_OBJECT_BYTES + len(array.path)
+            around = _AROUND_OBJECT_BYTES + len(array.path) + _COORDINATE_BYTES * len(array.shape)
             each = codec.expected_nbytes(name, whole) + _AROUND_READ_CHUNK_BYTES
             nbytes += read_chunks.volume * each + objects * around
             placed = codec.largest_nbytes(whole) + _AROUND_READ_CHUNK_BYTES

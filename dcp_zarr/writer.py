@@ -8,7 +8,6 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -57,7 +56,8 @@ class ZarrStorageWriter(StorageWriter):
     read_chunk_bytes
         Wanted size of the smallest part that can be read alone, uncompressed.
     write_chunk_bytes
-        Largest size of one stored object, uncompressed.
+        Largest size of one stored object, uncompressed. An object that ranks share may be larger,
+        and one in a zip file is at most 8 MiB.
     sync_files
         Make everything durable (fsync) before the checkpoint becomes visible.
     dtype_encoding
@@ -163,7 +163,7 @@ class ZarrStorageWriter(StorageWriter):
         if self._target is not None:  # of a save that failed
             self._target.discard()
         self._target = self._new_target()
-        self._target.prepare()
+        self._target.prepare(len(plans))
         if not known:
             return plans
         self._plans = known
@@ -211,6 +211,9 @@ class ZarrStorageWriter(StorageWriter):
         """Write this rank's read chunks and stage its pieces and objects. Called on all ranks."""
         future: Future[list[WriteResult]] = Future()
         try:
+            if not plan.items:
+                future.set_result([])
+                return future
             rank_plan = self._checked(plan)
             sink = self._new_target().open_sink(rank_plan.rank, rank_plan.slab)
             try:
@@ -225,9 +228,6 @@ class ZarrStorageWriter(StorageWriter):
 
     def _checked(self, plan: SavePlan) -> RankPlan:
         rank_plan = plan.storage_data
-        if not plan.items and not isinstance(rank_plan, RankPlan):
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            return RankPlan(self._description, rank, (), None)
         if not isinstance(rank_plan, RankPlan) or rank_plan.options != self._description:
             made_by = getattr(rank_plan, "options", f"another writer ({rank_plan!r:.80})")
             raise SaveError(

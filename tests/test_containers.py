@@ -6,23 +6,20 @@ import os
 import pickle
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numcodecs
 import numpy as np
 import pytest
-import tensorstore
 import torch
-import zarr
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 
 import dcp_zarr
-from dcp_zarr import tensors
-from dcp_zarr.containers.zip_sink import decode_entries, encode_entries
+from dcp_zarr import commit, tensors
 from tests import ranks
 from tests.ranks import Part, grid, parts
 from tests.test_dtypes import DTYPES, every_pattern
@@ -220,6 +217,105 @@ def test_two_jobs_on_one_path_never_mix(path):
     assert len(dcp_zarr.load(path)["w"].unique()) == 1
 
 
+def planned(path, value, count):
+    """Plan a save; return its writers, planners, plans and Metadata."""
+    states = [{"w": part} for part in parts(torch.full((600, 50), value), (count, 1))]
+    writers = [dcp_zarr.ZarrStorageWriter(path, compression=None) for _ in states]
+    return writers, *ranks.plan(writers, states)
+
+
+@pytest.mark.parametrize("late", [2, 4])
+def test_a_late_rank_of_a_dead_job_changes_no_byte_of_the_next(path, late):
+    writers, planners, plans, _ = planned(path, 1.0, late)
+    others, their_planners, their_plans, metadata = planned(path, 2.0, 2)
+    results = [
+        w.write_data(plan, planner).wait()
+        for w, plan, planner in zip(others, their_plans, their_planners, strict=True)
+    ]
+    with pytest.raises(dcp_zarr.SaveError, match="one path from one job at a time|two jobs are"):
+        writers[-1].write_data(plans[-1], planners[-1])
+    others[0].finish(metadata, results)
+    assert (dcp_zarr.load(path)["w"] == 2).all()
+    assert dcp_zarr.open_checkpoint(path).verify() == []
+
+
+def test_an_early_rank_of_a_dead_job_makes_the_next_fail(path):
+    writers, planners, plans, _ = planned(path, 1.0, 2)
+    others, their_planners, their_plans, _ = planned(path, 2.0, 2)
+    writers[1].write_data(plans[1], planners[1])
+    with pytest.raises(dcp_zarr.SaveError, match="two jobs are saving to one path"):
+        others[1].write_data(their_plans[1], their_planners[1])
+
+
+def read_all_in_a_child(opened):
+    pid = os.fork()
+    if pid == 0:
+        ok = all((np.asarray(opened[fqn]) == int(fqn[1:])).all() for fqn in opened)
+        os._exit(0 if ok else 1)
+    return pid
+
+
+def test_children_of_a_fork_read_an_open_checkpoint_at_once(path):
+    state = {f"w{n}": np.full(50, n) for n in range(100)}
+    dcp_zarr.save({fqn: torch.from_numpy(value) for fqn, value in state.items()}, path)
+    with dcp_zarr.open_checkpoint(path) as opened:
+        children = [read_all_in_a_child(opened) for _ in range(4)]
+        assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+
+
+def test_a_commit_whose_last_sync_fails_gives_the_old_checkpoint_back(path, monkeypatch):
+    def fail(_):
+        raise OSError(5, "Input/output error")
+
+    here = Path.cwd()
+    for exists in (False, True):
+        if exists:
+            dcp_zarr.save({"w": torch.zeros(3)}, path)
+        with monkeypatch.context() as patched:
+            patched.setattr(commit, "exchange", lambda *_: False)
+            real = commit.sync_directory
+            patched.setattr(
+                commit, "sync_directory", lambda p, real=real: real(p) if p != here else fail(p)
+            )
+            with pytest.raises(dcp.CheckpointException, match="Input/output error"):
+                dcp_zarr.save({"w": torch.ones(3)}, path)
+        assert os.listdir() == [path] * exists
+    assert dcp_zarr.load(path)["w"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("link", ["latest", "latest.zip"])
+def test_a_link_is_followed_whatever_its_name(path, link):
+    dcp_zarr.save({"w": torch.zeros(3)}, path)
+    Path(link).symlink_to(path)
+    dcp_zarr.save({"w": torch.ones(3)}, link)
+    assert Path(link).is_symlink()
+    assert dcp_zarr.load(path)["w"].tolist() == dcp_zarr.load(link)["w"].tolist() == [1, 1, 1]
+
+
+def test_a_pipe_is_no_checkpoint_and_is_left_alone(path):
+    os.mkfifo(path)
+    with pytest.raises(dcp_zarr.FormatError):
+        dcp_zarr.open_checkpoint(path)
+    with pytest.raises(dcp_zarr.CheckpointExistsError):
+        dcp_zarr.save({"w": torch.ones(3)}, path)
+
+
+def test_a_tensor_may_have_64_axes(path):
+    whole = torch.arange(70_000).reshape((1,) * 63 + (-1,))
+    dcp_zarr.save({"w": whole}, path, compression=None)
+    assert torch.equal(dcp_zarr.load(path)["w"], whole)
+
+
+def test_few_open_files_are_enough(path):
+    program = (
+        "import resource, torch, dcp_zarr; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
+        "dcp_zarr.save({f'w{n}': torch.ones(3) for n in range(2000)}, 'PATH')".replace("PATH", path)
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-500:]
+    assert len(dcp_zarr.open_checkpoint(path)) == 2000
+
+
 class Cached(DefaultSavePlanner):
     def __init__(self):
         super().__init__(enable_plan_caching=True)
@@ -255,103 +351,3 @@ def test_a_store_in_one_container_is_moved_into_another():
     with zipfile.ZipFile("y.zarr.zip") as file:
         file.extractall("y.zarr")
     assert_equal(dcp_zarr.load("y.zarr"), dcp_zarr.load("x.zarr"))
-
-
-class TestZip:
-    """What stock tools say of the file."""
-
-    @pytest.fixture(autouse=True)
-    def saved(self):
-        self.whole, states = mixed_state()
-        save("x.zarr.zip", states, read_chunk_bytes=20_000)
-
-    @pytest.mark.skipif(shutil.which("unzip") is None, reason="unzip is not installed")
-    def test_unzip_finds_no_errors(self):
-        done = subprocess.run(["unzip", "-t", "x.zarr.zip"], capture_output=True, check=True)
-        assert b"No errors detected" in done.stdout
-
-    def test_zipfile_finds_no_errors(self):
-        with zipfile.ZipFile("x.zarr.zip") as file:
-            assert file.testzip() is None
-            assert file.namelist()[-1] == "zarr.json"
-            assert {entry.compress_type for entry in file.infolist()} == {zipfile.ZIP_STORED}
-
-    def test_zarr_reads_it(self):
-        store = zarr.storage.ZipStore("x.zarr.zip", mode="r")
-        found = zarr.open_group(store, mode="r")["m/large"][...]
-        store.close()
-        np.testing.assert_array_equal(found, self.whole["m.large"].numpy())
-
-    def test_tensorstore_reads_it(self):
-        base = {"driver": "file", "path": str(Path("x.zarr.zip").resolve())}
-        spec = {"driver": "zarr3", "kvstore": {"driver": "zip", "base": base, "path": "m/cut/"}}
-        found = tensorstore.open(spec).result().read().result()
-        np.testing.assert_array_equal(found, self.whole["m.cut"].numpy())
-
-    def test_holes_are_at_most_eight_hundredths(self):
-        with zipfile.ZipFile("x.zarr.zip") as file:
-            payload = sum(e.file_size + 30 + len(e.filename) for e in file.infolist())
-            end = file.start_dir
-        assert end <= payload * 1.09
-
-    def test_it_is_no_zip_file_before_it_is_whole(self):
-        writer = dcp_zarr.ZarrStorageWriter("new.zarr.zip")
-        planners, plans, metadata = ranks.plan([writer], [{"w": torch.ones(70)}])
-        results = [writer.write_data(plans[0], planners[0]).wait()]
-        assert not zipfile.is_zipfile(".new.zarr.zip.partial/store.zip")
-        with pytest.raises(dcp_zarr.IncompleteCheckpointError, match="never finished"):
-            dcp_zarr.open_checkpoint("new.zarr.zip")
-        writer.finish(metadata, results)
-        assert zipfile.is_zipfile("new.zarr.zip")
-
-    def test_a_rank_whose_notes_cannot_be_read_is_named(self):
-        states = [{"w": part} for part in parts(torch.ones(600, 50), (2, 1))]
-        writers = [dcp_zarr.ZarrStorageWriter("x.zarr.zip") for _ in states]
-        planners, plans, metadata = ranks.plan(writers, states)
-        results = [
-            w.write_data(plan, planner).wait()
-            for w, plan, planner in zip(writers, plans, planners, strict=True)
-        ]
-        Path(".x.zarr.zip.partial/~_staging/1.entries").unlink()
-        with pytest.raises(dcp_zarr.SaveError, match=r"Rank 1's files are not visible"):
-            writers[0].finish(metadata, results)
-
-    def test_an_unpacked_directory_may_keep_the_suffix(self):
-        with zipfile.ZipFile("x.zarr.zip") as file:
-            file.extractall("y.zip")
-        assert torch.equal(dcp_zarr.load("y.zip", "m.cut")["m.cut"], self.whole["m.cut"])
-
-    def test_entries_that_another_job_wrote_are_named(self):
-        writer = dcp_zarr.ZarrStorageWriter("x.zarr.zip")
-        planners, plans, metadata = ranks.plan([writer], [{"w": torch.ones(70)}])
-        results = [writer.write_data(plans[0], planners[0]).wait()]
-        notes = Path(".x.zarr.zip.partial/~_staging/0.entries")
-        entries = decode_entries(notes.read_bytes())
-        notes.write_bytes(encode_entries([*entries, replace(entries[0], name="z", start=99)]))
-        with pytest.raises(
-            dcp_zarr.SaveError, match=r"each object once \('z'\); the save is given"
-        ):
-            writer.finish(metadata, results)
-
-    def test_deflated_entries_are_refused_with_what_to_do(self):
-        with zipfile.ZipFile("x.zarr.zip") as file:
-            file.extractall("x")
-        with zipfile.ZipFile("y.zip", "w", zipfile.ZIP_DEFLATED) as file:
-            for part in Path("x").rglob("*"):
-                file.write(part, part.relative_to("x"))
-        with pytest.raises(dcp_zarr.CorruptionError, match=r"in 'y.zip' is deflated; pack the"):
-            dcp_zarr.load("y.zip", "m.cut")
-
-    def test_verify_finds_every_flipped_byte(self):
-        original = Path("x.zarr.zip").read_bytes()
-        for position in range(0, len(original), len(original) // 150):
-            if not any(original[max(position - 8, 0) : position + 8]):
-                continue
-            damaged = bytearray(original)
-            damaged[position] ^= 4
-            Path("y.zip").write_bytes(damaged)
-            try:
-                with dcp_zarr.open_checkpoint("y.zip") as opened:
-                    assert opened.verify(), position
-            except dcp_zarr.DcpZarrError:
-                continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,8 @@ ZIP_WRITE_CHUNK_BYTES = 8 << 20
 
 
 def is_zip(path: str) -> bool:
-    """Say whether a path means a zip file, by its suffix."""
-    return path.lower().endswith(".zip")
+    """Say whether a path means a zip file, by its suffix; links are followed."""
+    return os.path.realpath(path).lower().endswith(".zip")
 
 
 def allowed(layout: LayoutOptions, path: str) -> LayoutOptions:
@@ -43,7 +44,8 @@ def open_source(path: str) -> Source:
     CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
         If there is none that can be read.
     """
-    packed = Path(path).is_file() or (is_zip(path) and not Path(path).is_dir())
+    found = Path(path)
+    packed = found.is_file() or (is_zip(path) and not found.exists())
     return ZipSource(path) if packed else DirectorySource(path)
 
 

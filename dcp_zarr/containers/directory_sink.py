@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 SYNC_THREADS = 8
 """Threads that wait for files to become durable; the file system joins their waits."""
-_MAX_UNSYNCED_FILES = 256
+_MAX_UNSYNCED_FILES = min(256, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 """Files that may be open while they wait for that."""
 BATCH_FILES = 16
 """Small files that one thread makes durable in turn."""

@@ -70,6 +70,7 @@ class DirectoryTarget(LocalTarget):
 
     def open_last_sink(self, ranks: int) -> DirectorySink:
         """Open the coordinator's own. Coordinator only."""
+        self._commit.check_unchanged()
         return self.open_sink(ranks)
 
     def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:

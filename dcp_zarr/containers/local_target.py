@@ -6,11 +6,15 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from dcp_zarr.commit import LocalCommit
+from dcp_zarr.commit import STAGING, LocalCommit
+from dcp_zarr.containers.staging import open_file
 from dcp_zarr.errors import CheckpointExistsError, OptionError, SaveError
 
 _MAX_NAME_BYTES = 230
 """A file system allows 255; the hidden siblings have longer names."""
+
+_RANKS = "ranks"
+"""Name of the staging file that tells how many ranks take part in the save."""
 
 
 class LocalTarget(ABC):
@@ -40,7 +44,7 @@ class LocalTarget(ABC):
     def _replaceable(self, path: Path) -> bool:
         """Say whether what stands at the path is a checkpoint of this kind, or nothing."""
 
-    def prepare(self) -> None:
+    def prepare(self, ranks: int) -> None:
         """Check what stands at the path, and make the partial directory. Coordinator only."""
         path = self._commit.path
         self._check_name(path)
@@ -57,6 +61,7 @@ class LocalTarget(ABC):
                 path=self.where,
             )
         self._commit.prepare()
+        (self._commit.staging / _RANKS).write_text(str(ranks))
 
     def _check_name(self, path: Path) -> None:
         """Raise where nothing could be swapped into the path."""
@@ -73,9 +78,13 @@ class LocalTarget(ABC):
         self._commit.discard()
 
     def _open_partial(self, rank: int) -> int:
-        """Open the partial directory for a rank."""
+        """Open the partial directory, and claim a rank's part in the save.
+
+        A straggler of a dead job may find the directory of the next: it is refused, or the rank
+        that it pretends to be is, before a byte of a shared file is written.
+        """
         try:
-            return os.open(self._commit.partial, os.O_RDONLY | os.O_DIRECTORY)
+            root = os.open(self._commit.partial, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError as error:
             raise SaveError(
                 f"Rank {rank} does not see {str(self._commit.partial)!r}, which the coordinator "
@@ -83,6 +92,24 @@ class LocalTarget(ABC):
                 rank=rank,
                 path=self.where,
             ) from error
+        try:
+            self._claim(root, rank)
+        except BaseException:
+            os.close(root)
+            raise
+        return root
+
+    def _claim(self, root: int, rank: int) -> None:
+        with os.fdopen(os.open(f"{STAGING}/{_RANKS}", os.O_RDONLY, dir_fd=root)) as file:
+            ranks = int(file.read() or 0)
+        if rank > ranks:
+            raise SaveError(
+                f"Rank {rank} takes part in another save to {self.where!r}, of {ranks} ranks; save "
+                "to one path from one job at a time.",
+                rank=rank,
+                path=self.where,
+            )
+        os.close(open_file(f"{STAGING}/{rank}.claim", root))
 
     def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
         """Read from a rank's staging file. Coordinator only."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dcp_zarr.containers.zip_format import (
     LOCAL_HEADER_BYTES,
     Entry,
     content_start,
+    crc32,
     same_header,
 )
 from dcp_zarr.errors import (
@@ -44,26 +44,36 @@ class ZipSource(ZarrSource):
         If there is none that can be read.
     """
 
-    _zip: zipfile.ZipFile | None = None
+    _fd = -1
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         commit = LocalCommit(path)
         super().__init__(str(commit.path), os.fspath(path))
-        self._lock = threading.Lock()
         try:
-            self._zip = zipfile.ZipFile(self._path)
-            self._schema = self._read_root()
+            self._fd = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError as error:
             if commit.partial.exists():
                 raise incomplete(commit) from error
             raise CheckpointNotFoundError(
                 f"There is no checkpoint at {self._where!r}.", path=self._where
             ) from error
-        except zipfile.BadZipFile as error:
-            raise self._not_a_zip(error) from error
+        try:
+            self._entries = self._directory()
+            self._schema = self._read_root()
         except BaseException:
             self.close()
             raise
+
+    def _directory(self) -> dict[str, zipfile.ZipInfo]:
+        """Read the central directory; whatever `zipfile` makes of a damaged one is one error."""
+        try:
+            with (
+                os.fdopen(os.dup(self._fd), "rb") as file,
+                zipfile.ZipFile(file) as whole,
+            ):
+                return {entry.filename: entry for entry in whole.infolist()}
+        except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError, OSError) as error:
+            raise self._not_a_zip(error) from error
 
     def _not_a_zip(self, error: Exception) -> DcpZarrError:
         if self._path.endswith(".zip"):
@@ -87,14 +97,11 @@ class ZipSource(ZarrSource):
                 path=self._where,
             ) from error
 
-    def _opened(self) -> zipfile.ZipFile:
-        if self._zip is None:
-            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
-        return self._zip
-
     def _entry(self, key: str) -> zipfile.ZipInfo:
+        if self._fd < 0:
+            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
         try:
-            entry = self._opened().getinfo(key)
+            entry = self._entries[key]
         except KeyError as error:
             raise FileNotFoundError(key) from error
         if entry.compress_type != zipfile.ZIP_STORED:
@@ -102,15 +109,17 @@ class ZipSource(ZarrSource):
                 f"{key!r} in {self._where!r} is deflated; pack the store with zip -0 -r.",
                 path=self._where,
             )
+        if not 0 <= entry.header_offset <= os.fstat(self._fd).st_size - entry.file_size:
+            raise CorruptionError(f"{key!r} is said to lie outside the file.", path=self._where)
         return entry
 
     def _read(self, key: str) -> bytes:
         entry = self._entry(key)
-        try:
-            with self._lock:
-                return self._opened().read(entry)
-        except zipfile.BadZipFile as error:
-            raise CorruptionError(f"{key!r} is damaged: {error}.") from error
+        with self._open(key) as at:
+            content = os.pread(at.fd, at.nbytes, at.start)
+        if len(content) < at.nbytes or crc32([content]) != entry.CRC:
+            raise CorruptionError(f"{key!r} is damaged: its crc32 does not hold.")
+        return content
 
     @contextmanager
     def _open(self, key: str) -> Iterator[Extent]:
@@ -122,23 +131,16 @@ class ZipSource(ZarrSource):
             raise CorruptionError(f"The local header of {key!r} is damaged.") from error
         yield Extent(self._fd, start, entry.file_size)
 
-    @property
-    def _fd(self) -> int:
-        file = self._opened().fp
-        assert file is not None  # noqa: S101
-        return file.fileno()
-
     def damaged_documents(self) -> Iterator[str]:
         """Describe each document and each entry that is not the one that was saved."""
         yield from super().damaged_documents()
-        for entry in self._opened().infolist():
-            header = os.pread(self._fd, LOCAL_HEADER_BYTES, entry.header_offset)
+        for entry in self._entries.values():
             told = Entry(entry.filename, entry.header_offset, entry.file_size, entry.CRC)
-            if not same_header(header, told):
-                yield f"The local header of {entry.filename!r} is damaged."
-                continue
             try:
                 self._read(entry.filename)
+                header = os.pread(self._fd, LOCAL_HEADER_BYTES, entry.header_offset)
+                if not same_header(header, told):
+                    yield f"The local header of {entry.filename!r} is damaged."
             except CorruptionError as error:
                 yield str(error)
 
@@ -150,6 +152,28 @@ class ZipSource(ZarrSource):
 
     def close(self) -> None:
         """Close the file."""
-        if self._zip is not None:
-            self._zip.close()
-            self._zip = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        """Close the file of a source that nobody closed."""
+        self.close()
+
+
+def root_document(path: str | os.PathLike[str]) -> bytes:
+    """Return the root document of a store in a zip file, whatever it says.
+
+    Raises
+    ------
+    FormatError, CorruptionError
+        If there is none.
+    """
+    source = object.__new__(ZipSource)
+    ZarrSource.__init__(source, os.fspath(path), os.fspath(path))
+    source._fd = os.open(path, os.O_RDONLY)
+    try:
+        source._entries = source._directory()
+        return source._read(zarr_format.DOCUMENT)
+    finally:
+        source.close()

@@ -8,7 +8,6 @@ files looks at them.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +18,8 @@ from dcp_zarr import names, zarr_format
 from dcp_zarr.containers.local_target import LocalTarget
 from dcp_zarr.containers.zip_format import Entry, central_directory
 from dcp_zarr.containers.zip_sink import ENTRIES, ZipSink, decode_entries
-from dcp_zarr.errors import CorruptionError, SaveError
+from dcp_zarr.containers.zip_source import root_document
+from dcp_zarr.errors import CorruptionError, DcpZarrError, SaveError
 from dcp_zarr.local_files import read_all, sync_file, write_all
 from dcp_zarr.region import Region, coordinates
 from dcp_zarr.slabs import ALIGNMENT, Slab
@@ -48,24 +48,31 @@ class ZipTarget(LocalTarget):
         self._entries: dict[int, dict[str, Entry]] = {}
 
     def _replaceable(self, path: Path) -> bool:
+        if not path.is_file():
+            return False
         try:
-            with zipfile.ZipFile(path) as file:
-                return zarr_format.is_checkpoint(file.read(zarr_format.DOCUMENT))
-        except (OSError, KeyError, zipfile.BadZipFile):
-            return path.is_file() and not path.stat().st_size
+            return not path.stat().st_size or zarr_format.is_checkpoint(root_document(path))
+        except (DcpZarrError, OSError):
+            return False
 
-    def prepare(self) -> None:
+    def prepare(self, ranks: int) -> None:
         """Check what stands at the path, and make the file's directory. Coordinator only."""
-        super().prepare()
+        super().prepare(ranks)
         (self._commit.partial / _FILE).touch(exist_ok=False)
 
     def open_sink(self, rank: int, slab: Slab | None) -> ZipSink:
         """Open the file for a rank."""
         root = self._open_partial(rank)
-        return ZipSink(root, _FILE, rank, slab or Slab(0, 0, 0, 0, 0, 0), sync=self._sync)
+        slab = slab or Slab(0, 0, 0, 0, 0, 0)
+        try:
+            return ZipSink(root, _FILE, rank, slab, sync=self._sync)
+        except FileNotFoundError as error:
+            os.close(root)
+            raise self._not_visible(rank) from error
 
     def open_last_sink(self, ranks: int) -> ZipSink:
         """Open the file behind all that the ranks wrote. Coordinator only."""
+        self._commit.check_unchanged()
         ends = [e.end for rank in range(ranks) for e in self._entries_of(rank).values()]
         start = -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT
         root = self._open_partial(ranks)
@@ -74,8 +81,9 @@ class ZipTarget(LocalTarget):
     def _entries_of(self, rank: int) -> dict[str, Entry]:
         """Return a rank's entries by name."""
         if rank not in self._entries:
+            notes = self._read_notes(rank, ENTRIES)
             try:
-                entries = decode_entries(self._read_notes(rank, ENTRIES))
+                entries = decode_entries(notes) if notes else []  # a rank without items has none
             except CorruptionError as error:
                 raise self._not_visible(rank) from error
             self._entries[rank] = {entry.name: entry for entry in entries}
