@@ -14,7 +14,7 @@ from torch.distributed import checkpoint as dcp
 
 from dcp_zarr import engine, tensors
 from dcp_zarr.checkpoint import select_entries
-from dcp_zarr.containers import open_source
+from dcp_zarr.containers.by_path import open_source
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
 from dcp_zarr.local_files import local_path

@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 from dcp_zarr import display, engine, names
-from dcp_zarr.containers import open_source
+from dcp_zarr.containers.by_path import open_source
 from dcp_zarr.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,

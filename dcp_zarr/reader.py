@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from dcp_zarr import engine, metadata_words, tensors
-from dcp_zarr.containers import open_source
+from dcp_zarr.containers.by_path import open_source
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
 from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import read_objects

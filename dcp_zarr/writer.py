@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from dcp_zarr import coordinator, metadata_words
 from dcp_zarr.codecs import CompressionOption, CompressionRules
-from dcp_zarr.containers import allowed, new_target
+from dcp_zarr.containers.by_path import allowed, new_target
 from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES, LayoutOptions

@@ -34,7 +34,7 @@ def python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("newer") / "venv"
     subprocess.run([NEWER[-1], "-m", "venv", folder], check=True)
     pip = [folder / "bin/python", "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "zarr>=3.4", "ml_dtypes", "crc32c"], check=True)
+    subprocess.run([*pip, "zarr>=3.4", "ml_dtypes", "crc32c", "isal"], check=True)
     return folder / "bin/python", [*pip, "--no-deps", REPOSITORY]
 
 
