@@ -134,7 +134,7 @@ class LocalCommit:
             Make the swap durable.
         """
         self._take()
-        old = self._committing / _REPLACED
+        old, first = self._committing / _REPLACED, not self.path.exists()
         with contextlib.suppress(OSError):  # nothing stands there, or no links are to be had
             os.link(self.path, old)
         (self._committing / name).replace(self.path)
@@ -144,7 +144,7 @@ class LocalCommit:
             except OSError:
                 if old.exists():
                     old.replace(self.path)
-                else:
+                elif first:
                     self.path.unlink()
                 _remove(self._committing)
                 raise

@@ -13,8 +13,10 @@ import pytest
 import tensorstore
 import torch
 import zarr
+from torch.distributed.checkpoint import CheckpointException
 
 import dcp_zarr
+from dcp_zarr import commit
 from dcp_zarr.containers.zip_sink import decode_entries, encode_entries
 from tests import ranks
 from tests.ranks import parts
@@ -96,6 +98,22 @@ class TestZip:
             dcp_zarr.SaveError, match=r"each object once \('z'\); the save is given"
         ):
             writer.finish(metadata, results)
+
+    def test_a_last_sync_that_fails_where_files_have_no_second_names_leaves_one(self, monkeypatch):
+        def fail(path, real=commit.sync_directory):
+            if path == Path.cwd():
+                raise OSError(5, "Input/output error")
+            real(path)
+
+        def no_link(*_):
+            raise OSError(95, "Operation not supported")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(commit, "sync_directory", fail)
+            patched.setattr("os.link", no_link)
+            with pytest.raises(CheckpointException, match="Input/output error"):
+                dcp_zarr.save({"w": torch.ones(3)}, "x.zarr.zip")
+        assert dcp_zarr.load("x.zarr.zip")["w"].tolist() == [1, 1, 1]
 
     def test_deflated_entries_are_refused_with_what_to_do(self):
         with zipfile.ZipFile("x.zarr.zip") as file:
