@@ -248,15 +248,16 @@ def _cut_jobs(
     """Yield a job for each cut read chunk."""
     for fqn, read_chunks in cut.items():
         array, dtype = placement.layouts[fqn], tensors[fqn].dtype.bits
+        codec, slab = options.codec(array), placement.slab(fqn, None)
         for read_chunk, staged in read_chunks.items():
             one = Region(read_chunk, (1,) * len(read_chunk))
             yield engine.WriteJob(
                 array,
-                options.codec(array),
+                codec,
                 one,
                 partial(pieces.assemble, target, staged, dtype),
                 key=fqn,
-                slab=placement.slab(fqn, None),
+                slab=slab,
             )
 
 

@@ -63,7 +63,12 @@ def read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make a directory's entries durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    sync_path(path, os.O_DIRECTORY)
+
+
+def sync_path(path: str | os.PathLike[str], flags: int = 0) -> None:
+    """Make a file or a directory's entries durable."""
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         sync_file(fd)
     finally:

@@ -115,7 +115,8 @@ class Tiling:
     @cached_property
     def is_whole(self) -> bool:
         """Whether it is one region, which is the whole tensor."""
-        return len(self) == 1 and tuple(self.sizes[0].tolist()) == self.shape
+        one = len(self) == 1 and not self.offsets.any()
+        return one and tuple(self.sizes[0].tolist()) == self.shape
 
     def __len__(self) -> int:
         """Return the number of regions."""
@@ -141,7 +142,7 @@ class Tiling:
         LayoutError
             With the name of the tensor and what is wrong.
         """
-        if self.is_whole and not self.offsets.any():
+        if self.is_whole:
             return
         if len(self) > MAX_REGIONS:
             _refuse(fqn, self.shape, f"{len(self)} regions are more than {MAX_REGIONS}")

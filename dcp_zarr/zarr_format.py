@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dcp_zarr import names
 from dcp_zarr.codecs import CHECKSUM_BYTES, Codec, checksum
 from dcp_zarr.errors import CorruptionError, FormatError
 from dcp_zarr.garbage import no_collection
@@ -39,6 +41,11 @@ Json = dict[str, Any]
 def object_key(array: ArrayLayout, write_chunk: Shape) -> str:
     """Return the name of a write chunk's object within its array: ``default`` encoding, dots."""
     return ".".join(["c", *map(str, write_chunk), *("0" for _ in array.trailing)])
+
+
+def object_path(array: ArrayLayout, write_chunk: Shape) -> str:
+    """Return the key of a write chunk's object in the store."""
+    return f"{array.path}/{object_key(array, write_chunk)}"
 
 
 def array_document(
@@ -123,6 +130,16 @@ def array_documents(schema: Schema) -> Iterable[tuple[str, bytes]]:
             array.path,
             array_document(array, dtype, codec, properties_to_json(tensor) if tensor else None),
         )
+
+
+def store_documents(schema: Schema) -> Iterable[tuple[str, bytes]]:
+    """Yield the key and document of each group and array and, last, of the root."""
+    documents = dict(array_documents(schema))
+    digests = {path: document_digest(document) for path, document in documents.items()}
+    groups = dict.fromkeys(names.parents(documents), group_document())
+    for path, document in {**groups, **documents}.items():
+        yield f"{path}/{DOCUMENT}", document
+    yield DOCUMENT, root_document(replace(schema, documents=digests))
 
 
 def document_digest(document: bytes) -> str:

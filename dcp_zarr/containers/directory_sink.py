@@ -163,8 +163,7 @@ class DirectorySink:
 
     def _open(self, array: ArrayLayout, write_chunk: Shape, flags: int = OWN) -> int:
         self._make_directories(array.path)
-        path = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
-        return open_file(path, self.root, flags)
+        return open_file(zarr_format.object_path(array, write_chunk), self.root, flags)
 
     def _make_directories(self, path: str) -> None:
         if path in self._directories:

@@ -51,7 +51,7 @@ class DirectorySource(ZarrSource):
     def _open_root(self, commit: LocalCommit) -> bytes:
         """Open the directory, and read its root document; again where it was just replaced."""
         for _ in range(_OPEN_TRIES):
-            self._root = _open_directory(commit)
+            self._fd = _open_directory(commit)
             try:
                 return self._read_root(commit)
             except DcpZarrError:
@@ -84,26 +84,7 @@ class DirectorySource(ZarrSource):
             os.close(fd)
 
     def _open_file(self, key: str) -> int:
-        if self._root < 0:
-            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
-        return os.open(key, os.O_RDONLY, dir_fd=self._root)
-
-    def _is_replaced(self) -> bool:
-        try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._root))
-        except FileNotFoundError:
-            return True
-
-    def close(self) -> None:
-        """Close the directory."""
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
-
-    def __del__(self) -> None:
-        """Close the directory of a source that nobody closed."""
-        if getattr(self, "_root", -1) >= 0:
-            self.close()
+        return os.open(key, os.O_RDONLY, dir_fd=self._opened())
 
 
 def _open_directory(commit: LocalCommit) -> int:

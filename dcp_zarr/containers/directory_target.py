@@ -11,18 +11,18 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from dcp_zarr import names, zarr_format
+from dcp_zarr import zarr_format
 from dcp_zarr.containers import placed
 from dcp_zarr.containers.directory_sink import BATCH_FILES, SYNC_THREADS, DirectorySink
+from dcp_zarr.containers.gaps import close_gaps
 from dcp_zarr.containers.local_target import LocalTarget
 from dcp_zarr.errors import CorruptionError, SaveError
-from dcp_zarr.local_files import sync_directory, sync_file, write_all
+from dcp_zarr.local_files import sync_file, sync_path, write_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,17 +37,7 @@ Item = TypeVar("Item")
 
 
 class DirectoryTarget(LocalTarget):
-    """A Zarr directory to be.
-
-    Parameters
-    ----------
-    path
-        Where it shall stand.
-    overwrite
-        Whether a checkpoint that stands there may be replaced.
-    sync
-        Whether bytes are made durable before the commit.
-    """
+    """A Zarr directory to be."""
 
     one_file = False
 
@@ -97,11 +87,11 @@ class DirectoryTarget(LocalTarget):
             rows.append(self._placed(rank).get(array.path, np.empty((0, 3), np.int64)))
             if len(rows[-1]) != count:
                 raise self._not_visible(rank)
-        write_chunk = (0,) * len(array.shape)
-        path = f"{self._commit.partial}/{array.path}/{zarr_format.object_key(array, write_chunk)}"
+        key = zarr_format.object_path(array, (0,) * len(array.shape))
+        path = f"{self._commit.partial}/{key}"
         fd = os.open(path, os.O_RDWR)
         try:
-            extents = placed.close_gaps(fd, placed.extents(array, np.concatenate(rows)))
+            extents = close_gaps(fd, placed.extents(array, np.concatenate(rows)))
             end = int(extents.sum(axis=1).max())
             index = zarr_format.encode_index(extents)
             write_all(fd, end, [index])
@@ -123,22 +113,19 @@ class DirectoryTarget(LocalTarget):
         """Write all documents, the root last, and swap. Coordinator only."""
         partial = self._commit.partial
         self._commit.check_unchanged()
-        documents = dict(zarr_format.array_documents(schema))
-        groups = names.parents(documents)
-        digests = {path: zarr_format.document_digest(d) for path, d in documents.items()}
-        for path in [*groups, *documents]:
+        *documents, (_, root) = zarr_format.store_documents(schema)
+        directories = [
+            f"{partial}/{key.removesuffix(zarr_format.DOCUMENT)}" for key, _ in documents
+        ]
+        for directory in directories:
             with suppress(FileExistsError):
-                os.mkdir(f"{partial}/{path}")
-        documents |= dict.fromkeys(groups, zarr_format.group_document())
-        root = zarr_format.root_document(replace(schema, documents=digests))
-        directories = [f"{partial}/{path}" for path in documents]
+                os.mkdir(directory)
         with ThreadPoolExecutor(SYNC_THREADS if self._sync else 1) as pool:
             write = functools.partial(_write_documents, sync=self._sync)
-            _in_batches(pool, write, list(zip(directories, documents.values(), strict=True)))
-            write([(str(partial), root)])
+            _in_batches(pool, write, [(f"{partial}/{key}", content) for key, content in documents])
+            write([(f"{partial}/{zarr_format.DOCUMENT}", root)])
             if self._sync:
-                _in_batches(pool, _sync_files, self._joined)
-                _in_batches(pool, _sync_directories, directories)
+                _in_batches(pool, _sync_paths, [*self._joined, *directories])
         self._commit.commit(sync=self._sync)
 
 
@@ -149,9 +136,8 @@ def _in_batches(pool: Executor, work: Callable[[list[Item]], None], items: list[
 
 
 def _write_documents(documents: list[tuple[str, bytes]], *, sync: bool) -> None:
-    """Write documents of groups and arrays, by directory, and make them durable."""
-    for directory, document in documents:
-        path = f"{directory}/{zarr_format.DOCUMENT}"
+    """Write documents, by path, and make them durable."""
+    for path, document in documents:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             write_all(fd, 0, [document])
@@ -161,15 +147,6 @@ def _write_documents(documents: list[tuple[str, bytes]], *, sync: bool) -> None:
             os.close(fd)
 
 
-def _sync_files(paths: list[str]) -> None:
+def _sync_paths(paths: list[str]) -> None:
     for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            sync_file(fd)
-        finally:
-            os.close(fd)
-
-
-def _sync_directories(paths: list[str]) -> None:
-    for path in paths:
-        sync_directory(path)
+        sync_path(path)

@@ -11,7 +11,6 @@ import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 from dcp_zarr.errors import CorruptionError, SaveError
-from dcp_zarr.local_files import read_all, write_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
 PLACED = "placed"
 """Name of the staging file."""
-
-_MAX_HOLES = 0.08
-"""Part of an object's read chunks that holes between them may add."""
 
 
 class Placed:
@@ -85,25 +81,3 @@ def extents(array: ArrayLayout, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
             fqn=array.fqn,
         )
     return rows[np.argsort(rows[:, 0]), 1:].astype(np.uint64)
-
-
-def close_gaps(fd: int, placed: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Move read chunks together where the holes between them are many; return where they are.
-
-    Data that compresses far better than expected leaves most of its slabs empty. Such holes take no
-    space here, but would in a copy that fills them.
-    """
-    total = int(placed[:, 1].sum())
-    if int(placed.sum(axis=1).max()) <= total * (1 + _MAX_HOLES):
-        return placed
-    moved, end = placed.copy(), 0
-    for number in np.argsort(placed[:, 0]).tolist():
-        offset, nbytes = placed[number].tolist()
-        if offset != end:
-            buffer = memoryview(bytearray(nbytes))
-            if read_all(fd, offset, [buffer]) < nbytes:
-                raise SaveError(f"A shared object ends before byte {offset + nbytes}.")
-            write_all(fd, end, [buffer])
-        moved[number, 0] = end
-        end += nbytes
-    return moved

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import names, zarr_format
-from dcp_zarr.errors import CorruptionError
+from dcp_zarr.errors import CorruptionError, DcpZarrError
 from dcp_zarr.local_files import read_all
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class ZarrSource(ABC):
     """
 
     _schema: Schema
+    _fd = -1
+    """Descriptor of the directory or file, while it is open."""
 
     def __init__(self, path: str, where: str) -> None:
         self._path = path
@@ -63,13 +65,28 @@ class ZarrSource(ABC):
     def _open(self, key: str) -> AbstractContextManager[Extent]:
         """Open an object; raise FileNotFoundError where there is none."""
 
-    @abstractmethod
+    def _opened(self) -> int:
+        """Return the descriptor; raise where it was closed."""
+        if self._fd < 0:
+            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
+        return self._fd
+
     def _is_replaced(self) -> bool:
         """Say whether another checkpoint, or none, stands at the path now."""
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
 
-    @abstractmethod
     def close(self) -> None:
-        """Let go of files."""
+        """Close the directory or file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        """Close what nobody closed."""
+        self.close()
 
     @contextmanager
     def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_StoredObject]:
@@ -77,7 +94,7 @@ class ZarrSource(ABC):
         if array.path not in self._checked:
             self._check_document(array.path, self._schema.documents[array.path])
             self._checked.add(array.path)
-        key = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
+        key = zarr_format.object_path(array, write_chunk)
         try:
             opened = self._open(key)
             extent = opened.__enter__()

@@ -81,7 +81,7 @@ class ZipSink:
         content = [buffer for _, buffers in whole for buffer in buffers]
         if zarr_format.has_index(array):
             content.append(zarr_format.encode_index(_extents(array, whole)))
-        self.add(f"{array.path}/{zarr_format.object_key(array, write_chunk)}", content)
+        self.add(zarr_format.object_path(array, write_chunk), content)
 
     def _whole(self, array: ArrayLayout, write_chunk: Shape, stored: Stored) -> Stored | None:
         """Return all read chunks of a write chunk; None where some are still to come."""

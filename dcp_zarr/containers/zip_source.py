@@ -44,8 +44,6 @@ class ZipSource(ZarrSource):
         If there is none that can be read.
     """
 
-    _fd = -1
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         commit = LocalCommit(path)
         super().__init__(str(commit.path), os.fspath(path))
@@ -98,8 +96,7 @@ class ZipSource(ZarrSource):
             ) from error
 
     def _entry(self, key: str) -> zipfile.ZipInfo:
-        if self._fd < 0:
-            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
+        size = os.fstat(self._opened()).st_size
         try:
             entry = self._entries[key]
         except KeyError as error:
@@ -109,7 +106,7 @@ class ZipSource(ZarrSource):
                 f"{key!r} in {self._where!r} is deflated; pack the store with zip -0 -r.",
                 path=self._where,
             )
-        if not 0 <= entry.header_offset <= os.fstat(self._fd).st_size - entry.file_size:
+        if not 0 <= entry.header_offset <= size - entry.file_size:
             raise CorruptionError(f"{key!r} is said to lie outside the file.", path=self._where)
         return entry
 
@@ -143,22 +140,6 @@ class ZipSource(ZarrSource):
                     yield f"The local header of {entry.filename!r} is damaged."
             except CorruptionError as error:
                 yield str(error)
-
-    def _is_replaced(self) -> bool:
-        try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
-        except FileNotFoundError:
-            return True
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        """Close the file of a source that nobody closed."""
-        self.close()
 
 
 def root_document(path: str | os.PathLike[str]) -> bytes:

@@ -14,13 +14,16 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
-from dcp_zarr import names, zarr_format
+import numpy as np
+
+from dcp_zarr import zarr_format
+from dcp_zarr.containers.gaps import close_gaps
 from dcp_zarr.containers.local_target import LocalTarget
 from dcp_zarr.containers.zip_format import Entry, central_directory
 from dcp_zarr.containers.zip_sink import ENTRIES, ZipSink, decode_entries
 from dcp_zarr.containers.zip_source import root_document
 from dcp_zarr.errors import CorruptionError, DcpZarrError, SaveError
-from dcp_zarr.local_files import read_all, sync_file, write_all
+from dcp_zarr.local_files import sync_file, write_all
 from dcp_zarr.region import Region, coordinates
 from dcp_zarr.slabs import ALIGNMENT, Slab
 
@@ -34,8 +37,6 @@ if TYPE_CHECKING:
 _FILE = "store.zip"
 """Name of the file in the partial directory."""
 _ENDLESS = 2**62
-_MAX_HOLES = 0.08
-"""Part of the entries that holes between them may add."""
 
 
 class ZipTarget(LocalTarget):
@@ -63,7 +64,7 @@ class ZipTarget(LocalTarget):
     def open_sink(self, rank: int, slab: Slab | None) -> ZipSink:
         """Open the file for a rank."""
         root = self._open_partial(rank)
-        slab = slab or Slab(0, 0, 0, 0, 0, 0)
+        assert slab is not None  # noqa: S101  where the container is one file
         try:
             return ZipSink(root, _FILE, rank, slab, sync=self._sync)
         except FileNotFoundError as error:
@@ -92,8 +93,7 @@ class ZipTarget(LocalTarget):
     def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
         """Raise unless a rank's notes tell of all its objects. Coordinator only."""
         for write_chunk, rank in ranks.items():
-            name = f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
-            if name not in self._entries_of(rank):
+            if zarr_format.object_path(array, write_chunk) not in self._entries_of(rank):
                 raise self._not_visible(rank)
 
     def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
@@ -117,26 +117,21 @@ class ZipTarget(LocalTarget):
 
     def _finish(self, fd: int, entries: list[Entry], schema: Schema) -> None:
         """Append the documents, the root last, and the central directory."""
-        documents = dict(zarr_format.array_documents(schema))
-        digests = {path: zarr_format.document_digest(d) for path, d in documents.items()}
-        groups = dict.fromkeys(names.parents(documents), zarr_format.group_document())
-        root = zarr_format.root_document(replace(schema, documents=digests))
-        end = entries[-1].end if entries else 0
+        end = start = entries[-1].end if entries else 0
         buffers: list[bytes] = []
-        for path, document in [*groups.items(), *documents.items(), ("", root)]:
-            name = f"{path}/{zarr_format.DOCUMENT}".lstrip("/")
+        for name, document in zarr_format.store_documents(schema):
             entries.append(Entry.of(name, end, document))
             buffers += [entries[-1].local_header(), document]
             end = entries[-1].end
-        start = end - sum(map(len, buffers))
-        write_all(fd, start, [b"".join(buffers), central_directory(entries, end)])
-        os.ftruncate(fd, end + len(central_directory(entries, end)))
+        buffers.append(central_directory(entries, end))
+        write_all(fd, start, [b"".join(buffers)])
+        os.ftruncate(fd, end + len(buffers[-1]))
 
 
 def _check_entries(entries: Sequence[Entry], schema: Schema) -> None:
     """Raise unless each object of each array is there once, in bytes of its own."""
     expected = {
-        f"{array.path}/{zarr_format.object_key(array, write_chunk)}"
+        zarr_format.object_path(array, write_chunk)
         for array, _, _ in schema.arrays()
         if prod(array.shape)
         for write_chunk in coordinates(Region.whole(array.write_grid.counts))
@@ -154,15 +149,8 @@ def _check_entries(entries: Sequence[Entry], schema: Schema) -> None:
 
 def _close_gaps(fd: int, entries: list[Entry]) -> list[Entry]:
     """Move entries together where the holes between them are many; return where they are."""
-    total = sum(entry.end - entry.start for entry in entries)
-    if not entries or entries[-1].end <= total * (1 + _MAX_HOLES):
+    if not entries:
         return entries
-    moved, end = [], 0
-    for entry in entries:
-        buffer = memoryview(bytearray(entry.end - entry.start))
-        if read_all(fd, entry.start, [buffer]) < len(buffer):
-            raise SaveError(f"The file ends before byte {entry.end}.")
-        write_all(fd, end, [buffer])
-        moved.append(replace(entry, start=end))
-        end = moved[-1].end
-    return moved
+    placed = np.array([(entry.start, entry.end - entry.start) for entry in entries], np.uint64)
+    starts = close_gaps(fd, placed)[:, 0].tolist()
+    return [replace(entry, start=start) for entry, start in zip(entries, starts, strict=True)]
