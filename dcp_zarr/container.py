@@ -7,14 +7,14 @@ everything below of files, offsets or keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
-    from dcp_zarr.schema import Schema
+    from dcp_zarr.schema import Schema, TensorEntry
     from dcp_zarr.slabs import Slab
 
 Buffer = bytes | memoryview
@@ -50,10 +50,6 @@ class Target(Protocol):
     def where(self) -> str:
         """Path or address, for messages."""
 
-    @property
-    def one_file(self) -> bool:
-        """Whether ranks write to one file, each in its slabs."""
-
     def prepare(self, ranks: int) -> None:
         """Make room for a save of so many ranks, before any byte is written. Coordinator only.
 
@@ -61,6 +57,15 @@ class Target(Protocol):
         ------
         CheckpointExistsError
             If something stands at the path that must not be replaced.
+        """
+
+    def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> int | None:
+        """Return what the container needs before all slabs, where it is one file; else None.
+
+        Parameters
+        ----------
+        tensors
+            All tensors of the save, as they are planned. Coordinator only.
         """
 
     def discard(self) -> None:
@@ -118,11 +123,22 @@ class Target(Protocol):
         """Write the documents and make the checkpoint readable. Coordinator only."""
 
 
+class Extent(NamedTuple):
+    """Where a stored read chunk lies."""
+
+    offset: int
+    """Its first byte in the object."""
+    nbytes: int
+    """Its size."""
+    crc: bytes | None = None
+    """Its checksum; None where that is its last bytes, empty where nobody knows it."""
+
+
 class StoredObject(Protocol):
     """An open write chunk."""
 
-    def extents(self, read_chunks: Sequence[Shape]) -> list[tuple[int, int]]:
-        """Return offset and size of stored read chunks, by their grid coordinates in the array.
+    def extents(self, read_chunks: Sequence[Shape]) -> list[Extent]:
+        """Return where stored read chunks lie, by their grid coordinates in the array.
 
         Raises
         ------

@@ -114,10 +114,7 @@ def complete(
         sink.close()
     _join(target, placement, assignments)
     for fqn, plan in tensors.items():
-        array = layouts[fqn]
-        entries[fqn] = TensorEntry(
-            array, plan.dtype, options.codec(array), plan.tiling, plan.properties, stored[fqn]
-        )
+        entries[fqn] = tensor_entry(layouts[fqn], plan, options, stored[fqn])
     target.commit(
         Schema(
             entries=tuple(entries[fqn] for fqn in order),
@@ -129,6 +126,14 @@ def complete(
             producer=description.producer,
         )
     )
+
+
+def tensor_entry(
+    array: ArrayLayout, plan: TensorPlan, options: SaveOptions, stored_nbytes: int = 0
+) -> TensorEntry:
+    """Return what the schema says of a tensor."""
+    codec = options.codec(array)
+    return TensorEntry(array, plan.dtype, codec, plan.tiling, plan.properties, stored_nbytes)
 
 
 def bytes_job(array: ArrayLayout, content: NDArray[np.uint8], codec: Codec) -> engine.WriteJob:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.codecs import Codec
-    from dcp_zarr.container import Buffer, Sink, Source, StoredObject
+    from dcp_zarr.container import Buffer, Extent, Sink, Source, StoredObject
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Region, Shape
     from dcp_zarr.slabs import Slab
@@ -213,32 +213,41 @@ def _buffer(name: str, nbytes: int) -> memoryview:
     return buffer[:nbytes]
 
 
-Run = list[tuple[int, int, "Shape"]]
+Run = list[tuple["Extent", "Shape"]]
 
 
 def _runs(part: Part[Any], stored: StoredObject) -> Iterator[Run]:
-    """Group a part's read chunks, as offset, size and coordinates, by what one call may read."""
+    """Group a part's read chunks, with where they lie, by what one call may read."""
     run: Run = []
     extents = zip(stored.extents(part.read_chunks), part.read_chunks, strict=True)
-    for (offset, nbytes), read_chunk in sorted(extents):
+    end = 0
+    for extent, read_chunk in sorted(extents, key=_offset):
         if run:
-            gap = offset - run[-1][0] - run[-1][1]
-            if gap > _MAX_GAP_BYTES or offset + nbytes - run[0][0] > _MAX_RUN_BYTES:
+            far = extent.offset - end > _MAX_GAP_BYTES
+            if far or extent.offset + extent.nbytes - run[0][0].offset > _MAX_RUN_BYTES:
                 yield run
                 run = []
-        run.append((offset, nbytes, read_chunk))
+        end = extent.offset + extent.nbytes
+        run.append((extent, read_chunk))
     yield run
 
 
-def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryview, memoryview]]:
+def _offset(lying: tuple[Extent, Shape]) -> int:
+    return lying[0].offset
+
+
+def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryview, Buffer]]:
     """Read a run in one call; yield coordinates, encoded bytes and checksum of each read chunk."""
-    start = run[0][0]
-    scratch = _buffer("stored", max(offset + nbytes for offset, nbytes, _ in run) - start)
+    start = run[0][0].offset
+    scratch = _buffer("stored", max(extent.offset + extent.nbytes for extent, _ in run) - start)
     stored.read_into(start, [scratch])
-    for offset, nbytes, read_chunk in run:
-        end = offset - start + nbytes
-        body = max(end - CHECKSUM_BYTES, offset - start)
-        yield read_chunk, scratch[offset - start : body], scratch[body:end]
+    for (offset, nbytes, crc), read_chunk in run:
+        first, end = offset - start, offset - start + nbytes
+        if crc is not None:
+            yield read_chunk, scratch[first:end], crc
+            continue
+        body = max(end - CHECKSUM_BYTES, first)
+        yield read_chunk, scratch[first:body], scratch[body:end]
 
 
 Destination = Callable[["Shape"], "memoryview | None"]
@@ -294,21 +303,32 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: De
     """Read uncompressed read chunks straight into the destination; False where they do not fit."""
     crcs = _buffer("crcs", CHECKSUM_BYTES * len(run))
     buffers: list[memoryview] = []
-    end = run[0][0]
-    for number, (offset, nbytes, read_chunk) in enumerate(run):
+    to_check: list[tuple[memoryview, Buffer, Shape]] = []
+    end = run[0][0].offset
+    for number, ((offset, nbytes, crc), read_chunk) in enumerate(run):
         out = destination(read_chunk)
-        if out is None or offset != end or nbytes != len(out) + CHECKSUM_BYTES:
+        if out is None or offset != end:
             return False
-        end = offset + nbytes
-        buffers += [out, crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]]
-    stored.read_into(run[0][0], buffers)
-    for number, (_, _, read_chunk) in enumerate(run):
-        _check(buffers[2 * number], buffers[2 * number + 1], job.array, read_chunk)
+        buffers.append(out)
+        expected: Buffer
+        if crc is None:
+            expected = crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]
+            buffers.append(expected)
+        else:
+            expected = crc
+        end += len(out) + (CHECKSUM_BYTES if crc is None else 0)
+        if offset + nbytes != end:
+            return False
+        to_check.append((out, expected, read_chunk))
+    stored.read_into(run[0][0].offset, buffers)
+    for out, expected, read_chunk in to_check:
+        _check(out, expected, job.array, read_chunk)
     return True
 
 
-def _check(encoded: memoryview, crc: memoryview, array: ArrayLayout, read_chunk: Shape) -> None:
-    if checksum(encoded) != crc:
+def _check(encoded: memoryview, crc: Buffer, array: ArrayLayout, read_chunk: Shape) -> None:
+    unknown = isinstance(crc, bytes) and not crc
+    if not unknown and checksum(encoded) != crc:
         box = array.read_grid.box(read_chunk)
         raise CorruptionError(f"The checksum of its read chunk {box} does not hold.")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from dcp_zarr.errors import OptionError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 _MAX_BUFFERS = 512
 """Buffers in one system call; Linux allows 1024."""
+_SYNC_BYTES = 32 << 20
+"""So much is written before it is made durable."""
 
 
 def local_path(path: str | bytes | os.PathLike[str]) -> str:
@@ -59,6 +63,43 @@ def read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
         offset += got
         pending = _advanced(pending, got)
     return offset - start
+
+
+class BackgroundSync:
+    """Makes a file durable bit by bit, in the background, while it is written.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    enabled
+        Whether to do anything.
+    """
+
+    def __init__(self, fd: int, *, enabled: bool) -> None:
+        self._fd = fd
+        self._enabled = enabled
+        self._lock = threading.Lock()
+        self._unsynced = 0
+        self._syncs: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(1)
+
+    def wrote(self, nbytes: int) -> None:
+        """Note that so many bytes were written; begin to make them durable from time to time."""
+        with self._lock:
+            self._unsynced += nbytes
+            due = self._enabled and self._unsynced >= _SYNC_BYTES
+            if due and all(sync.done() for sync in self._syncs):
+                self._unsynced = 0
+                self._syncs.append(self._pool.submit(sync_file, self._fd))
+
+    def close(self) -> None:
+        """Return when all is durable; raise where anything is not."""
+        self._pool.shutdown()
+        for sync in self._syncs:
+            sync.result()
+        if self._enabled:
+            sync_file(self._fd)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

@@ -130,6 +130,7 @@ def rank_slabs(
     ranks: Sequence[Sequence[Assignment | str]],
     tensors: Mapping[str, TensorPlan],
     options: SaveOptions,
+    start: int,
 ) -> list[Slab]:
     """Divide a container that is one file among the ranks.
 
@@ -141,6 +142,8 @@ def rank_slabs(
         By FQN.
     options
         The save's options.
+    start
+        Where the first slab begins.
     """
     expected, largest, counts = [], [], []
     for of_rank in ranks:
@@ -164,7 +167,7 @@ def rank_slabs(
         expected.append(nbytes)
         largest.append(most)
         counts.append(len(of_rank))
-    return plan_slabs(expected, largest, counts)
+    return plan_slabs(expected, largest, counts, start)
 
 
 def fingerprint(assignment: Assignment) -> int:

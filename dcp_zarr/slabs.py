@@ -44,7 +44,7 @@ class Slab:
 
 
 def plan_slabs(
-    expected: Sequence[int], largest: Sequence[int], counts: Sequence[int]
+    expected: Sequence[int], largest: Sequence[int], counts: Sequence[int], start: int = 0
 ) -> list[Slab]:
     """Divide a file among its writers.
 
@@ -56,6 +56,8 @@ def plan_slabs(
         For each writer, the most bytes that one of its read chunks may take.
     counts
         For each writer, how many read chunks it places; 0 for one that needs no slab.
+    start
+        No slab begins before this byte.
 
     Examples
     --------
@@ -70,7 +72,7 @@ def plan_slabs(
         _aligned(max(n // _FURTHER, m)) if c else 0
         for n, m, c in zip(first, largest, counts, strict=True)
     ]
-    starts = [0, *accumulate(first)]
+    starts = [*accumulate(first, initial=_aligned(start))]
     further_starts = [0, *accumulate(further)]
     return [
         Slab(start, nbytes, starts[-1] + further_start, more, further_starts[-1], count)

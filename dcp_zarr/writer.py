@@ -169,9 +169,14 @@ class ZarrStorageWriter(StorageWriter):
         self._plans = known
         assignments = [_assignments(plan, placement) for plan in known]
         slabs: Sequence[Slab | None] = [None] * len(plans)
-        if self._target.one_file:  # where one plan changes, the slabs of all do
+        entries = [
+            coordinator.tensor_entry(placement.layouts[fqn], plan, self._options)
+            for fqn, plan in planned.items()
+        ]
+        reserved = self._target.reserved_nbytes(entries)
+        if reserved is not None:  # where one plan changes, the slabs of all do
             plans = known
-            slabs = rank_slabs(assignments, planned, self._options)
+            slabs = rank_slabs(assignments, planned, self._options, reserved)
         return [
             dataclasses.replace(plan, storage_data=RankPlan(self._description, rank, mine, slab))
             if plan.usable

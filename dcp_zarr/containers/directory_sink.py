@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import names, zarr_format
+from dcp_zarr.containers.appender import Appender
 from dcp_zarr.containers.placed import PLACED, Placed
 from dcp_zarr.containers.staging import OWN, Staging, open_file
 from dcp_zarr.local_files import sync_file, write_all
-from dcp_zarr.slabs import SlabCursor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class _SharedObject:
     """An object that other ranks write to as well, as far as this one does."""
 
     fd: int
-    cursor: SlabCursor
+    appender: Appender
     missing: int
 
 
@@ -131,22 +131,12 @@ class DirectorySink:
             shared = self._shared.get((array.path, slab))
             if shared is None:
                 fd = self._open(array, write_chunk, os.O_CREAT)
-                shared = _SharedObject(fd, SlabCursor(slab), slab.count)
+                shared = _SharedObject(fd, Appender(fd, slab), slab.count)
                 self._shared[array.path, slab] = shared
-            sizes = [sum(map(len, buffers)) for _, buffers in stored]
-            offsets = [shared.cursor.take(nbytes) for nbytes in sizes]
-        pending: list[Buffer] = []
-        start = end = offsets[0]
-        for (_, buffers), offset, nbytes in zip(stored, offsets, sizes, strict=True):
-            if offset != end:
-                write_all(shared.fd, start, pending)
-                start, pending = offset, []
-            pending += buffers
-            end = offset + nbytes
-        write_all(shared.fd, start, pending)
+        lying = shared.appender.append([buffers for _, buffers in stored])
         positions = [_position(array, read_chunk) for read_chunk, _ in stored]
         with self._lock:
-            self._placed.add(array.path, zip(positions, offsets, sizes, strict=True))
+            self._placed.add(array.path, [(p, *at) for p, at in zip(positions, lying, strict=True)])
             shared.missing -= len(stored)
             if shared.missing:
                 return

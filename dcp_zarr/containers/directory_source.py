@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from dcp_zarr import zarr_format
 from dcp_zarr.commit import LocalCommit
-from dcp_zarr.containers.zarr_source import Extent, ZarrSource
+from dcp_zarr.containers.zarr_source import FileRange, ZarrSource
 from dcp_zarr.errors import (
     CheckpointNotFoundError,
     CorruptionError,
@@ -76,10 +76,10 @@ class DirectorySource(ZarrSource):
             return file.read()
 
     @contextmanager
-    def _open(self, key: str) -> Iterator[Extent]:
+    def _open(self, key: str) -> Iterator[FileRange]:
         fd = self._open_file(key)
         try:
-            yield Extent(fd, 0, os.fstat(fd).st_size)
+            yield FileRange(fd, 0, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
-    from dcp_zarr.schema import Schema
+    from dcp_zarr.schema import Schema, TensorEntry
     from dcp_zarr.slabs import Slab
 
 
@@ -38,8 +38,6 @@ Item = TypeVar("Item")
 
 class DirectoryTarget(LocalTarget):
     """A Zarr directory to be."""
-
-    one_file = False
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         super().__init__(path, overwrite=overwrite, sync=sync)
@@ -53,6 +51,9 @@ class DirectoryTarget(LocalTarget):
             return zarr_format.is_checkpoint((path / zarr_format.DOCUMENT).read_bytes())
         except FileNotFoundError:
             return not any(path.iterdir())
+
+    def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> None:
+        """Return None: a directory is not one file."""
 
     def open_sink(self, rank: int, slab: Slab | None = None) -> DirectorySink:
         """Open the partial directory for a rank."""

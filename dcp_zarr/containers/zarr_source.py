@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import names, zarr_format
+from dcp_zarr.container import Extent
 from dcp_zarr.errors import CorruptionError, DcpZarrError
 from dcp_zarr.local_files import read_all
 
@@ -62,7 +63,7 @@ class ZarrSource(ABC):
         """Return a whole object; raise FileNotFoundError where there is none."""
 
     @abstractmethod
-    def _open(self, key: str) -> AbstractContextManager[Extent]:
+    def _open(self, key: str) -> AbstractContextManager[FileRange]:
         """Open an object; raise FileNotFoundError where there is none."""
 
     def _opened(self) -> int:
@@ -145,7 +146,7 @@ def _reopen(kind: type[ZarrSource], path: str, save_id: str) -> ZarrSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class FileRange:
     """The bytes of a file that are an object."""
 
     fd: int
@@ -157,26 +158,26 @@ class Extent:
 class _StoredObject:
     """An open object of a store."""
 
-    at: Extent
+    at: FileRange
     key: str
     array: ArrayLayout
     index: NDArray[np.uint64] | None
 
     @classmethod
-    def open(cls, at: Extent, key: str, array: ArrayLayout) -> _StoredObject:
+    def open(cls, at: FileRange, key: str, array: ArrayLayout) -> _StoredObject:
         if not zarr_format.has_index(array):
             return cls(at, key, array, None)
         nbytes = min(zarr_format.index_nbytes(array), at.nbytes)
         encoded = os.pread(at.fd, nbytes, at.start + at.nbytes - nbytes)
         return cls(at, key, array, zarr_format.decode_index(encoded, array))
 
-    def extents(self, read_chunks: Sequence[Shape]) -> list[tuple[int, int]]:
-        """Return offset and size of stored read chunks."""
+    def extents(self, read_chunks: Sequence[Shape]) -> list[Extent]:
+        """Return where stored read chunks lie."""
         if self.index is None:
-            return [(0, self.at.nbytes)] * len(read_chunks)
+            return [Extent(0, self.at.nbytes)] * len(read_chunks)
         inside = np.array(read_chunks) % self.array.read_chunks_per_write_chunk
-        found = [(offset, nbytes) for offset, nbytes in self.index[tuple(inside.T)].tolist()]
-        if any(offset + nbytes > self.at.nbytes for offset, nbytes in found):
+        found = [Extent(*extent) for extent in self.index[tuple(inside.T)].tolist()]
+        if any(extent.offset + extent.nbytes > self.at.nbytes for extent in found):
             raise CorruptionError(f"{self.key!r} does not hold all of it.")
         return found
 

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 from dcp_zarr.containers.staging import Staging
 from dcp_zarr.containers.zip_format import Entry, crc32
 from dcp_zarr.errors import CorruptionError
-from dcp_zarr.local_files import sync_file, write_all
+from dcp_zarr.local_files import BackgroundSync, write_all
 from dcp_zarr.slabs import SlabCursor
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 ENTRIES = "entries"
 """Name of the staging file that tells what entries a rank wrote."""
-
-_SYNC_BYTES = 32 << 20
-"""So much is written before it is made durable."""
 
 Stored = Sequence[tuple["Shape", Sequence["Buffer"]]]
 
@@ -59,13 +55,10 @@ class ZipSink:
         self._staging = Staging(root, rank)
         self._fd = os.open(name, os.O_WRONLY, dir_fd=root)
         self._cursor = SlabCursor(slab)
-        self._sync = sync
+        self._sync = BackgroundSync(self._fd, enabled=sync)
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, Shape], list[tuple[Shape, Sequence[Buffer]]]] = {}
         self._entries: list[Entry] = []
-        self._unsynced = 0
-        self._syncs: list[Future[None]] = []
-        self._pool = ThreadPoolExecutor(1)
 
     def place(
         self,
@@ -103,17 +96,7 @@ class ZipSink:
             entry = Entry(name, start, nbytes, crc)
             self._entries.append(entry)
         write_all(self._fd, start, [entry.local_header(), *content])
-        self._sync_some(nbytes)
-
-    def _sync_some(self, nbytes: int) -> None:
-        """Make durable what was written so far, from time to time, while other entries are made."""
-        with self._lock:
-            self._unsynced += nbytes
-            due = self._sync and self._unsynced >= _SYNC_BYTES
-            if due:
-                self._unsynced = 0
-        if due and all(sync.done() for sync in self._syncs):
-            self._syncs.append(self._pool.submit(sync_file, self._fd))
+        self._sync.wrote(nbytes)
 
     def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
         """Write into one of the rank's staging files."""
@@ -123,16 +106,13 @@ class ZipSink:
         """Leave notes of the entries, and make them durable."""
         try:
             self._staging.write(ENTRIES, 0, [encode_entries(self._entries)])
-            self._pool.shutdown()
-            for sync in self._syncs:
-                sync.result()
-            if self._sync:
-                sync_file(self._fd)
         finally:
-            self._pool.shutdown()
-            os.close(self._fd)
-            os.close(self._root)
-            self._staging.close()
+            try:
+                self._sync.close()
+            finally:
+                os.close(self._fd)
+                os.close(self._root)
+                self._staging.close()
 
 
 def _extents(array: ArrayLayout, stored: Stored) -> NDArray[np.uint64]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dcp_zarr import zarr_format
 from dcp_zarr.commit import LocalCommit
 from dcp_zarr.containers.directory_source import incomplete
-from dcp_zarr.containers.zarr_source import Extent, ZarrSource
+from dcp_zarr.containers.zarr_source import FileRange, ZarrSource
 from dcp_zarr.containers.zip_format import (
     LOCAL_HEADER_BYTES,
     Entry,
@@ -119,14 +119,14 @@ class ZipSource(ZarrSource):
         return content
 
     @contextmanager
-    def _open(self, key: str) -> Iterator[Extent]:
+    def _open(self, key: str) -> Iterator[FileRange]:
         entry = self._entry(key)
         header = os.pread(self._fd, LOCAL_HEADER_BYTES, entry.header_offset)
         try:
             start = content_start(header, entry.header_offset)
         except ValueError as error:
             raise CorruptionError(f"The local header of {key!r} is damaged.") from error
-        yield Extent(self._fd, start, entry.file_size)
+        yield FileRange(self._fd, start, entry.file_size)
 
     def damaged_documents(self) -> Iterator[str]:
         """Describe each document and each entry that is not the one that was saved."""

@@ -8,7 +8,7 @@ files looks at them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -18,31 +18,25 @@ import numpy as np
 
 from dcp_zarr import zarr_format
 from dcp_zarr.containers.gaps import close_gaps
-from dcp_zarr.containers.local_target import LocalTarget
+from dcp_zarr.containers.one_file_target import FILE, OneFileTarget
 from dcp_zarr.containers.zip_format import Entry, central_directory
 from dcp_zarr.containers.zip_sink import ENTRIES, ZipSink, decode_entries
 from dcp_zarr.containers.zip_source import root_document
 from dcp_zarr.errors import CorruptionError, DcpZarrError, SaveError
 from dcp_zarr.local_files import sync_file, write_all
 from dcp_zarr.region import Region, coordinates
-from dcp_zarr.slabs import ALIGNMENT, Slab
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
-    from dcp_zarr.schema import Schema
-
-_FILE = "store.zip"
-"""Name of the file in the partial directory."""
-_ENDLESS = 2**62
+    from dcp_zarr.schema import Schema, TensorEntry
+    from dcp_zarr.slabs import Slab
 
 
-class ZipTarget(LocalTarget):
+class ZipTarget(OneFileTarget):
     """A zip file to be."""
-
-    one_file = True
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         super().__init__(path, overwrite=overwrite, sync=sync)
@@ -56,28 +50,16 @@ class ZipTarget(LocalTarget):
         except (DcpZarrError, OSError):
             return False
 
-    def prepare(self, ranks: int) -> None:
-        """Check what stands at the path, and make the file's directory. Coordinator only."""
-        super().prepare(ranks)
-        (self._commit.partial / _FILE).touch(exist_ok=False)
+    def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
+        """Return 0: entries begin at once."""
+        return 0
 
-    def open_sink(self, rank: int, slab: Slab | None) -> ZipSink:
-        """Open the file for a rank."""
-        root = self._open_partial(rank)
-        assert slab is not None  # noqa: S101  where the container is one file
-        try:
-            return ZipSink(root, _FILE, rank, slab, sync=self._sync)
-        except FileNotFoundError as error:
-            os.close(root)
-            raise self._not_visible(rank) from error
+    def _sink(self, root: int, rank: int, slab: Slab, *, sync: bool) -> ZipSink:
+        return ZipSink(root, FILE, rank, slab, sync=sync)
 
-    def open_last_sink(self, ranks: int) -> ZipSink:
-        """Open the file behind all that the ranks wrote. Coordinator only."""
-        self._commit.check_unchanged()
+    def _end(self, ranks: int) -> int:
         ends = [e.end for rank in range(ranks) for e in self._entries_of(rank).values()]
-        start = -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT
-        root = self._open_partial(ranks)
-        return ZipSink(root, _FILE, ranks, Slab(start, _ENDLESS, 0, 0, 0, 1), sync=False)
+        return max(ends, default=0)
 
     def _entries_of(self, rank: int) -> dict[str, Entry]:
         """Return a rank's entries by name."""
@@ -96,16 +78,13 @@ class ZipTarget(LocalTarget):
             if zarr_format.object_path(array, write_chunk) not in self._entries_of(rank):
                 raise self._not_visible(rank)
 
-    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
-        """Do nothing: no two ranks write to one entry."""
-
     def commit(self, schema: Schema) -> None:
         """Write the documents and the central directory, and rename. Coordinator only."""
         self._commit.check_unchanged()
         last = max(self._entries, default=-1) + 1
         entries = [e for rank in range(last + 1) for e in self._entries_of(rank).values()]
         _check_entries(entries, schema)
-        fd = os.open(self._commit.partial / _FILE, os.O_RDWR)
+        fd = os.open(self._commit.partial / FILE, os.O_RDWR)
         try:
             entries = _close_gaps(fd, sorted(entries, key=lambda entry: entry.start))
             self._finish(fd, entries, schema)
@@ -113,7 +92,7 @@ class ZipTarget(LocalTarget):
                 sync_file(fd)
         finally:
             os.close(fd)
-        self._commit.commit_file(_FILE, sync=self._sync)
+        self._commit.commit_file(FILE, sync=self._sync)
 
     def _finish(self, fd: int, entries: list[Entry], schema: Schema) -> None:
         """Append the documents, the root last, and the central directory."""
