@@ -1,4 +1,4 @@
-"""Distributed PyTorch checkpoints as Zarr v3 stores that any array reader opens.
+"""Distributed PyTorch checkpoints as Zarr v3 stores or HDF5 files that any array reader opens.
 
 Names load when they are first used: ``import dcp_zarr`` and `open_checkpoint` import no torch.
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     )
     from dcp_zarr.lazy_tensor import LazyTensor
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
-    from dcp_zarr.reader import ZarrStorageReader
+    from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
-    from dcp_zarr.writer import ZarrStorageWriter
+    from dcp_zarr.writer import HDF5StorageWriter, ZarrStorageWriter
 
 __all__ = [
     "Checkpoint",
@@ -40,6 +40,8 @@ __all__ = [
     "Damage",
     "DcpZarrError",
     "FormatError",
+    "HDF5StorageReader",
+    "HDF5StorageWriter",
     "IncompleteCheckpointError",
     "LayoutError",
     "LazyTensor",
@@ -68,9 +70,9 @@ _MODULES = {
     "checkpoint": ("Checkpoint", "Damage", "is_complete", "open_checkpoint"),
     "lazy_tensor": ("LazyTensor",),
     "planners": ("LoadReport", "SafeLoadPlanner"),
-    "reader": ("ZarrStorageReader",),
+    "reader": ("HDF5StorageReader", "ZarrStorageReader"),
     "region": ("Region",),
-    "writer": ("ZarrStorageWriter",),
+    "writer": ("HDF5StorageWriter", "ZarrStorageWriter"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,27 +14,29 @@ from torch.distributed import checkpoint as dcp
 
 from dcp_zarr import engine, tensors
 from dcp_zarr.checkpoint import select_entries
-from dcp_zarr.containers.by_path import open_source
+from dcp_zarr.containers.by_path import is_hdf5, open_source
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
 from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import read_objects
 from dcp_zarr.planners import LoadReport, SafeLoadPlanner
-from dcp_zarr.reader import ZarrStorageReader, target_jobs
+from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader, target_jobs
 from dcp_zarr.region import Region
 from dcp_zarr.tasks import MEMORY_BUDGET_BYTES, Limits
-from dcp_zarr.writer import ZarrStorageWriter
+from dcp_zarr.writer import HDF5StorageWriter, ZarrStorageWriter
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
     from dcp_zarr.codecs import CompressionOption
     from dcp_zarr.container import Source
+    from dcp_zarr.dcp_writer import DcpWriter
+    from dcp_zarr.reader import DcpReader
 
 Path = str | os.PathLike[str]
 
 
-def storage_writer(path: Path, **options: Any) -> ZarrStorageWriter:  # noqa: ANN401
+def storage_writer(path: Path, **options: Any) -> DcpWriter:  # noqa: ANN401
     """Return the writer for a path, by its suffix; options are those of the writer.
 
     Raises
@@ -43,10 +45,11 @@ def storage_writer(path: Path, **options: Any) -> ZarrStorageWriter:  # noqa: AN
         If no writer of this release makes what the suffix says.
     """
     _check_suffix(path)
-    return ZarrStorageWriter(path, **options)
+    kind = HDF5StorageWriter if is_hdf5(local_path(path)) else ZarrStorageWriter
+    return kind(path, **options)
 
 
-def storage_reader(path: Path, **options: Any) -> ZarrStorageReader:  # noqa: ANN401
+def storage_reader(path: Path, **options: Any) -> DcpReader:  # noqa: ANN401
     """Return the reader for a path, by its suffix; options are those of the reader.
 
     Raises
@@ -55,15 +58,16 @@ def storage_reader(path: Path, **options: Any) -> ZarrStorageReader:  # noqa: AN
         If no reader of this release reads what the suffix says.
     """
     _check_suffix(path)
-    return ZarrStorageReader(path, **options)
+    kind = HDF5StorageReader if is_hdf5(local_path(path)) else ZarrStorageReader
+    return kind(path, **options)
 
 
 def _check_suffix(path: Path) -> None:
     name = os.fspath(path).lower().rstrip("/")
-    if name.endswith((".h5", ".hdf5", ".pt", ".safetensors")):
+    if name.endswith((".pt", ".safetensors")):
         raise OptionError(
-            f"{os.fspath(path)!r} has the suffix of another format; dcp_zarr saves Zarr "
-            "stores. Choose a path that ends in .zarr or .zarr.zip."
+            f"{os.fspath(path)!r} has the suffix of another format; dcp_zarr saves Zarr stores and "
+            "HDF5 files. Choose a path that ends in .zarr, .zarr.zip or .h5."
         )
 
 
@@ -72,7 +76,7 @@ def save(
     path: Path,
     *,
     process_group: dist.ProcessGroup | None = None,
-    compression: CompressionOption = "fast",
+    compression: CompressionOption | Literal["default"] = "default",
     overwrite: bool = True,
     thread_count: int | None = None,
     memory_budget_bytes: int = MEMORY_BUDGET_BYTES,
@@ -83,13 +87,19 @@ def save(
 ) -> Metadata:
     """Save a state dict as one checkpoint. All ranks call it.
 
-    Without a process group this process saves alone. Options are those of `ZarrStorageWriter`.
+    Without a process group this process saves alone. A path that ends in ``.h5`` becomes an HDF5
+    file, one that ends in ``.zip`` a zip file, any other a directory. Options are those of
+    `ZarrStorageWriter` and `HDF5StorageWriter`; the default compression is ``"fast"`` in a Zarr
+    store, and in HDF5 ``"small"``, which any HDF5 reader decodes.
 
     Examples
     --------
     >>> import torch
     >>> _ = save({"w": torch.ones(4)}, "step-1.zarr")
     """
+    hdf5 = is_hdf5(local_path(path))
+    if compression == "default":
+        compression = "small" if hdf5 else "fast"
     writer = storage_writer(
         path,
         compression=compression,
@@ -97,9 +107,9 @@ def save(
         thread_count=thread_count,
         memory_budget_bytes=memory_budget_bytes,
         read_chunk_bytes=read_chunk_bytes,
-        write_chunk_bytes=write_chunk_bytes,
         sync_files=sync_files,
         dtype_encoding=dtype_encoding,
+        **({} if hdf5 else {"write_chunk_bytes": write_chunk_bytes}),
     )
     with _own_errors():
         metadata: Metadata = dcp.save(

@@ -1,24 +1,35 @@
-"""How read chunks are compressed, and the checksum behind each.
+"""How read chunks are compressed, and the checksum of each.
 
-Only core Zarr v3 codecs are written: blosc, zstd, gzip and crc32c. numcodecs does the work and
-releases the GIL.
+Only core Zarr v3 codecs are written to Zarr stores: blosc, zstd, gzip and crc32c. In HDF5 files
+they are filters, and gzip is HDF5's own: shuffle and deflate. numcodecs and ISA-L do the work and
+release the GIL.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numcodecs
+import numpy as np
 from crc32c import crc32c
+from isal import isal_zlib
+from isal.igzip_lib import IsalError
+from numcodecs.shuffle import Shuffle
 
 from dcp_zarr import names
 from dcp_zarr.errors import CorruptionError, OptionError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 CHECKSUM_BYTES = 4
+SHUFFLE_ZLIB = "shuffle_zlib"
+"""Name of the codec that is HDF5's filters shuffle and deflate."""
 SMALL_MIN_BYTES = 256 << 10
 """Below this size of a read chunk zstd loses its gain, and `small` uses LZ4."""
 
@@ -42,22 +53,34 @@ class Codec:
     """What stands between the bytes of a read chunk and its stored bytes, checksum aside."""
 
     name: str
-    """Zarr v3 codec name: ``blosc``, ``zstd``, ``gzip``; or ``none``."""
+    """Zarr v3 codec name: ``blosc``, ``zstd``, ``gzip``; or ``shuffle_zlib``, or ``none``."""
     configuration: tuple[tuple[str, Any], ...] = ()
-    """Its Zarr v3 configuration."""
+    """Its Zarr v3 configuration; of ``shuffle_zlib``, ``level`` and ``elementsize``."""
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the Zarr v3 codecs that follow ``bytes``."""
         crc = {"name": "crc32c"}
         if self.name == "none":
             return [crc]
-        return [{"name": self.name, "configuration": dict(self.configuration)}, crc]
+        configuration = dict(self.configuration)
+        if self.name != SHUFFLE_ZLIB:
+            return [{"name": self.name, "configuration": configuration}, crc]
+        elementsize = configuration.pop("elementsize")
+        deflate = {"name": "numcodecs.zlib", "configuration": configuration}
+        if elementsize == 1:
+            return [deflate, crc]
+        shuffle = {"name": "numcodecs.shuffle", "configuration": {"elementsize": elementsize}}
+        return [shuffle, deflate, crc]
 
     @classmethod
     def from_json(cls, codecs: Sequence[Mapping[str, Any]]) -> Codec:
         """Read what `to_json` wrote."""
         if len(codecs) == 1:
             return cls("none")
+        *shuffle, deflate, _ = codecs
+        if deflate["name"] == "numcodecs.zlib":
+            elementsize = shuffle[0]["configuration"]["elementsize"] if shuffle else 1
+            return shuffle_zlib(deflate["configuration"]["level"], elementsize)
         return cls(codecs[0]["name"], tuple(codecs[0]["configuration"].items()))
 
     def compressor(self) -> numcodecs.abc.Codec | None:
@@ -78,6 +101,8 @@ class Codec:
             return numcodecs.Zstd(level=configuration["level"])
         if self.name == "gzip":
             return numcodecs.GZip(level=configuration["level"])
+        if self.name == SHUFFLE_ZLIB:
+            return _ShuffleZlib(**configuration)
         return None
 
     def decode(self, stored: memoryview, out: memoryview) -> None:
@@ -97,6 +122,8 @@ class Codec:
             header = len(stored) >= 16  # noqa: PLR2004
             _expect(struct.unpack_from("<I", stored, 4)[0] if header else -1, len(out))
             _decode(compressor, stored, out)
+        elif self.name == SHUFFLE_ZLIB:
+            _decode(compressor, stored, out)
         else:
             decoded = memoryview(_decode(compressor, stored, None)).cast("B")
             _expect(len(decoded), len(out))
@@ -107,7 +134,7 @@ class Codec:
         if self.name == "none":
             return nbytes
         kind = dict(self.configuration).get("cname", self.name)
-        parts = _LZ4_PARTS if kind in ("lz4", "lz4hc", "blosclz", "snappy") else _ZSTD_PARTS
+        parts = _PARTS.get(kind, _ZSTD_PARTS)
         return int(1.02 * parts.get(torch_name, 1) * nbytes)
 
     def largest_nbytes(self, nbytes: int) -> int:
@@ -123,6 +150,13 @@ _LZ4_PARTS = {
     "float8_e4m3fn": 0.754,
     "float8_e5m2": 0.88,
 }
+_ZLIB_PARTS = {
+    "bfloat16": 0.712,
+    "float16": 0.846,
+    "float32": 0.857,
+    "float8_e4m3fn": 0.671,
+    "float8_e5m2": 0.691,
+}
 _ZSTD_PARTS = {
     "bfloat16": 0.684,
     "float16": 0.844,
@@ -130,6 +164,42 @@ _ZSTD_PARTS = {
     "float8_e4m3fn": 0.67,
     "float8_e5m2": 0.689,
 }
+_PARTS = {
+    **dict.fromkeys(("lz4", "lz4hc", "blosclz", "snappy"), _LZ4_PARTS),
+    SHUFFLE_ZLIB: _ZLIB_PARTS,
+}
+
+
+class _ShuffleZlib:
+    """zlib (RFC 1950) over bytes sorted by their place in the element, as HDF5's filters do it.
+
+    What does not become smaller stays as it is, which its size tells.
+    """
+
+    _ISAL_LEVELS = 3
+
+    def __init__(self, level: int, elementsize: int) -> None:
+        self._level = level
+        self._elementsize = elementsize
+        self._shuffle = Shuffle(elementsize)
+
+    def encode(self, buf: NDArray[Any]) -> bytes | memoryview:
+        values = np.frombuffer(buf, np.uint8)
+        by_place = values.reshape(-1, self._elementsize).T
+        compress = isal_zlib.compress if self._level <= self._ISAL_LEVELS else zlib.compress
+        encoded: bytes = compress(np.ascontiguousarray(by_place).data, self._level)
+        return encoded if len(encoded) < len(values) else values.data
+
+    def decode(self, buf: memoryview, out: memoryview) -> None:
+        if len(buf) == len(out):
+            out[:] = buf
+            return
+        inflate = isal_zlib.decompressobj()
+        decoded = inflate.decompress(buf, max_length=len(out) + 1)
+        _expect(len(decoded), len(out))
+        if not inflate.eof:
+            raise CorruptionError("A read chunk ends in the middle.")
+        self._shuffle.decode(decoded, out)
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +210,7 @@ def _compressor(codec: Codec) -> numcodecs.abc.Codec | None:
 def _decode(compressor: numcodecs.abc.Codec, stored: memoryview, out: memoryview | None) -> Any:  # noqa: ANN401
     try:
         return compressor.decode(stored, out=out)
-    except (RuntimeError, ValueError, OSError, EOFError) as error:
+    except (RuntimeError, ValueError, OSError, EOFError, IsalError) as error:  # type: ignore[misc]
         raise CorruptionError(f"A read chunk cannot be decoded: {error}.") from error
 
 
@@ -171,6 +241,11 @@ def _small(itemsize: int) -> Codec:
     return _blosc("zstd", 1, numcodecs.Blosc.SHUFFLE, itemsize, _BLOSC_BLOCK_BYTES)
 
 
+def shuffle_zlib(level: int, elementsize: int) -> Codec:
+    """Return HDF5's filters shuffle and deflate; no shuffle where an element is a byte."""
+    return Codec(SHUFFLE_ZLIB, (("level", level), ("elementsize", elementsize)))
+
+
 def _from_numcodecs(codec: numcodecs.abc.Codec, itemsize: int) -> Codec:
     config = codec.get_config()
     if codec.codec_id == "blosc":
@@ -189,6 +264,8 @@ class CompressionRules:
 
     rules: tuple[tuple[str, Compression], ...]
     """FQN pattern and compression; the first that matches holds."""
+    filters: bool = False
+    """Whether codecs are to be filters of HDF5."""
 
     @classmethod
     def parse(cls, option: CompressionOption) -> CompressionRules:
@@ -213,8 +290,16 @@ class CompressionRules:
         """Return the codec of an array, given the uncompressed size of its read chunks."""
         for pattern, compression in self.rules:
             if not pattern or any(names.pattern_matches(pattern, [fqn])):
-                return _codec(compression, itemsize, read_chunk_nbytes)
-        return _codec("fast", itemsize, read_chunk_nbytes)
+                return self._codec(compression, itemsize, read_chunk_nbytes)
+        return self._codec("small" if self.filters else "fast", itemsize, read_chunk_nbytes)
+
+    def _codec(self, compression: Compression, itemsize: int, read_chunk_nbytes: int) -> Codec:
+        if self.filters and compression == "small":
+            return shuffle_zlib(1, itemsize)
+        codec = _codec(compression, itemsize, read_chunk_nbytes)
+        if self.filters and codec.name == "gzip":
+            return shuffle_zlib(dict(codec.configuration)["level"], 1)
+        return codec
 
     def __str__(self) -> str:
         """Describe the rules so that equal rules have equal descriptions."""
@@ -224,7 +309,7 @@ class CompressionRules:
             else compression
             for pattern, compression in self.rules
         }
-        return str(described)
+        return f"{described}{' as filters' if self.filters else ''}"
 
 
 def _check(compression: object, where: str) -> None:

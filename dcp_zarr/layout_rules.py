@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, isqrt, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,24 @@ class LayoutOptions:
     """Largest size of a write chunk."""
     pieces_bytes: int = 256 << 20
     """All pieces of a save that rule 2 may make."""
+    most_read_chunk_bytes: int = MAX_READ_CHUNK_BYTES
+    """Largest size of a read chunk, where the wanted one is no larger."""
     shared_objects: bool = True
     """Whether the container lets several ranks write to one object."""
+
+
+class _Sizes(NamedTuple):
+    """Sizes of read chunks, in bytes."""
+
+    least: int
+    wanted: int
+    most: int
+
+    @classmethod
+    def of(cls, options: LayoutOptions) -> _Sizes:
+        wanted = options.read_chunk_bytes
+        most = max(options.most_read_chunk_bytes, wanted)
+        return cls(min(MIN_READ_CHUNK_BYTES, wanted), wanted, most)
 
 
 def plan_layouts(
@@ -154,8 +170,8 @@ def _choose(
     if len(tiling) > 1 and nbytes <= SMALL_TENSOR_BYTES:
         return one, one, nbytes
     steps = _steps(tiling)
-    least = min(MIN_READ_CHUNK_BYTES, options.read_chunk_bytes)
-    if read := _aligned(shape, steps, itemsize, options.read_chunk_bytes, least):
+    allowed = _Sizes.of(options)
+    if read := _aligned(shape, steps, itemsize, allowed):
         return read, _write_shape(shape, read, steps, itemsize, options), 0
     if found := _cut(tiling, steps, itemsize, options):
         read, pieces_nbytes = found
@@ -167,7 +183,8 @@ def _choose(
     if pieces_nbytes > budget:
         smallest.append(_SMALLEST_READ_CHUNK_BYTES)
     for fine in smallest:
-        fine_read = _aligned(shape, steps, itemsize, options.read_chunk_bytes, min(fine, least))
+        finer = allowed._replace(least=min(fine, allowed.least))
+        fine_read = _aligned(shape, steps, itemsize, finer)
         if fine_read is not None:
             write = _write_shape(shape, fine_read, steps, itemsize, options)
             return fine_read, write, 0
@@ -181,13 +198,14 @@ def _steps(tiling: Tiling) -> tuple[int | None, ...]:
 
 
 def _aligned(
-    shape: Shape, steps: tuple[int | None, ...], itemsize: int, wanted: int, least: int
+    shape: Shape, steps: tuple[int | None, ...], itemsize: int, allowed: _Sizes
 ) -> Shape | None:
-    """Return a read chunk shape that divides the steps, near `wanted` bytes; None if none does.
+    """Return a read chunk shape that divides the steps, near the wanted size; None if none does.
 
     An axis with the step None is split evenly, one with the step 0 anywhere. A cell smaller than
-    `least` is taken whole only where it is the whole tensor.
+    the least size is taken whole only where it is the whole tensor.
     """
+    least, wanted, most = allowed
     cell = [max(step or n, 1) for step, n in zip(steps, shape, strict=True)]
     read = list(cell)
     for axis, step in enumerate(steps):
@@ -195,26 +213,26 @@ def _aligned(
         if rest * read[axis] <= wanted:
             break
         read[axis] = (
-            min(-(-wanted // rest), cell[axis])
+            min(max(wanted // rest, 1), cell[axis])
             if step == 0
-            else _split(cell[axis], free=step is None, wanted=wanted, least=least, rest=rest)
+            else _split(cell[axis], free=step is None, allowed=allowed, rest=rest)
         )
         if read[axis] > 1:
             break
     nbytes = prod(read) * itemsize
-    fits = least <= nbytes <= max(MAX_READ_CHUNK_BYTES, wanted)
+    fits = least <= nbytes <= most
     whole = not any(steps)
-    return tuple(read) if fits or (whole and nbytes <= MAX_READ_CHUNK_BYTES) else None
+    return tuple(read) if fits or (whole and nbytes <= most) else None
 
 
-def _split(length: int, *, free: bool, wanted: int, least: int, rest: int) -> int:
-    """Return the part of an axis that brings a read chunk nearest to `wanted` bytes.
+def _split(length: int, *, free: bool, allowed: _Sizes, rest: int) -> int:
+    """Return the part of an axis that brings a read chunk nearest to the wanted size.
 
     `rest` is the bytes of the other axes. A divisor of a cut axis' step is taken; a free axis
     without one within a factor of two is split evenly.
     """
+    least, wanted, most = allowed
     target = max(wanted // rest, 1)
-    most = max(MAX_READ_CHUNK_BYTES, wanted)
     large = [d for d in _divisors(length) if d * rest >= least] or [length]
     fitting = [d for d in large if d * rest <= most] or large[:1]
     nearest = min(fitting, key=lambda d: max(d / target, target / d))
@@ -273,13 +291,12 @@ def _cut(
     cut_axes = [axis for axis, step in enumerate(steps) if step is not None]
     given_up = [{axis} for axis in cut_axes] + [set(cut_axes)]
     best: tuple[Shape, int] | None = None
-    wanted = options.read_chunk_bytes
-    least = min(MIN_READ_CHUNK_BYTES, wanted)
+    allowed = _Sizes.of(options)
     nbytes = prod(tiling.shape) * itemsize
-    while wanted >= least:
+    while allowed.wanted >= allowed.least:
         for axes in given_up:
             free = tuple(0 if axis in axes else step for axis, step in enumerate(steps))
-            read = _aligned(tiling.shape, free, itemsize, wanted, least)
+            read = _aligned(tiling.shape, free, itemsize, allowed)
             if read is None:
                 continue
             pieces_nbytes = _cut_bytes(tiling, read, itemsize)
@@ -287,7 +304,7 @@ def _cut(
                 best = read, pieces_nbytes
         if best is not None and best[1] <= nbytes // _PIECES_PART:
             break
-        wanted //= 2
+        allowed = allowed._replace(wanted=allowed.wanted // 2)
     return best
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dcp_zarr.codecs import CHECKSUM_BYTES
+from dcp_zarr.codecs import CHECKSUM_BYTES, NONE
 from dcp_zarr.layout import Assignment
 from dcp_zarr.layout_rules import LayoutOptions, plan_layouts, shares_object
 from dcp_zarr.names import assign_paths
@@ -42,9 +42,13 @@ class SaveOptions:
     compression: CompressionRules
     layout: LayoutOptions
     dtype_encoding: str
+    own_object_arrays: bool = True
+    """Whether ranks store large objects themselves; else the coordinator stores all."""
 
     def codec(self, array: ArrayLayout) -> Codec:
         """Return how an array's read chunks are compressed."""
+        if self.compression.filters and not array.shape:
+            return NONE  # HDF5 stores it without read chunks
         return self.compression.codec(array.fqn, array.itemsize, array.read_chunk_nbytes)
 
     def __str__(self) -> str:

@@ -103,7 +103,8 @@ class RankSave:
         """Stage a small object; yield the job for a large one."""
         payload = self._planner.resolve_data(item).getbuffer()  # type: ignore[union-attr]
         self._object_sizes[number] = len(payload)
-        if len(payload) > coordinator.MAX_PACKED_OBJECT_BYTES:
+        large = len(payload) > coordinator.MAX_PACKED_OBJECT_BYTES
+        if large and self._options.own_object_arrays:
             self._objects.add(number, pieces.ARRAY, b"", len(payload))
             array = object_layout(item.index.fqn, path, len(payload))
             codec = self._options.compression.codec(
@@ -111,7 +112,7 @@ class RankSave:
             )
             content = np.frombuffer(payload, np.uint8)
             yield coordinator.bytes_job(array, content, codec)
-        elif (text := _as_json(payload)) is not None:
+        elif not large and (text := _as_json(payload)) is not None:
             self._objects.add(number, pieces.JSON, text, len(text))
         else:
             self._objects.add(number, pieces.PAYLOAD, payload, len(payload))

@@ -1,4 +1,4 @@
-"""`ZarrStorageReader`: DCP's `StorageReader` over the core."""
+"""`ZarrStorageReader` and `HDF5StorageReader`: DCP's `StorageReader` over the core."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _COPY_BYTES = 32 << 20
 """What is read at once where bits cannot go straight into the destination."""
 
 
-class ZarrStorageReader(StorageReader):
-    """Loads a checkpoint that `ZarrStorageWriter` saved.
+class DcpReader(StorageReader):
+    """DCP's `StorageReader` over the core: loads a checkpoint, whatever container it is in.
 
     Parameters
     ----------
@@ -50,15 +50,6 @@ class ZarrStorageReader(StorageReader):
         Whether values may be rounded into a narrower dtype. Widening is always allowed.
     thread_count
         Worker threads of this rank; by default its share of the cores.
-
-    Examples
-    --------
-    >>> import torch, torch.distributed.checkpoint as dcp
-    >>> _ = dcp.save({"w": torch.ones(4)}, storage_writer=ZarrStorageWriter("step-1.zarr"))
-    >>> state_dict = {"w": torch.zeros(4)}
-    >>> dcp.load(state_dict, storage_reader=ZarrStorageReader("step-1.zarr"), no_dist=True)
-    >>> state_dict["w"]
-    tensor([1., 1., 1., 1.])
     """
 
     def __init__(
@@ -115,7 +106,7 @@ class ZarrStorageReader(StorageReader):
             )
         if self._path is None:
             raise CheckpointNotFoundError(
-                "No path: give ZarrStorageReader one, or dcp.load a checkpoint_id."
+                f"No path: give {type(self).__name__} one, or dcp.load a checkpoint_id."
             )
         self._source = open_source(self._path)
         return metadata_words.metadata_from(self._source.schema)
@@ -234,6 +225,34 @@ class ZarrStorageReader(StorageReader):
                 fqn=entry.fqn,
             )
         check_cast(entry, target.dtype, allow_cast=self._allow_cast, where=self._path)
+
+
+class ZarrStorageReader(DcpReader):
+    """Loads a checkpoint that `ZarrStorageWriter` saved. Parameters are those of `DcpReader`.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed.checkpoint as dcp
+    >>> _ = dcp.save({"w": torch.ones(4)}, storage_writer=ZarrStorageWriter("step-1.zarr"))
+    >>> state_dict = {"w": torch.zeros(4)}
+    >>> dcp.load(state_dict, storage_reader=ZarrStorageReader("step-1.zarr"), no_dist=True)
+    >>> state_dict["w"]
+    tensor([1., 1., 1., 1.])
+    """
+
+
+class HDF5StorageReader(DcpReader):
+    """Loads a checkpoint that `HDF5StorageWriter` saved. Parameters are those of `DcpReader`.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed.checkpoint as dcp
+    >>> _ = dcp.save({"w": torch.ones(4)}, storage_writer=HDF5StorageWriter("step-1.h5"))
+    >>> state_dict = {"w": torch.zeros(4)}
+    >>> dcp.load(state_dict, storage_reader=HDF5StorageReader("step-1.h5"), no_dist=True)
+    >>> state_dict["w"]
+    tensor([1., 1., 1., 1.])
+    """
 
 
 def check_cast(

@@ -143,11 +143,11 @@ def schema_from_json(value: Json, *, where: str) -> Schema:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CorruptionError(
-            f"The root document of {where!r} is not a valid schema: {error!r}.", path=where
+            f"The schema in {where!r} is not valid: {error!r}.", path=where
         ) from error
     raise CorruptionError(
-        f"The root document of {where!r} was changed after the save: its digest is not that of "
-        "its content. Restore zarr.json from a copy.",
+        f"The schema in {where!r} was changed after the save: its digest is not that of "
+        "its content. Restore it from a copy.",
         path=where,
     )
 

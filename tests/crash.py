@@ -47,7 +47,7 @@ def save(value):
     halves = {k: ranks.parts(v, (2,) + (1,) * (v.ndim - 1)) for k, v in tensors.items()}
     states = [{k: v[0] for k, v in halves.items()}, {k: v[1] for k, v in halves.items()} | rest]
     options = {"compression": None, "thread_count": 1, "read_chunk_bytes": 5000}
-    ranks.save(lambda: dcp_zarr.ZarrStorageWriter(PATH, **options), states)
+    ranks.save(lambda: dcp_zarr.storage_writer(PATH, **options), states)
 
 
 def fail_at(number, mode):

@@ -27,13 +27,13 @@ from tests.test_dtypes import DTYPES, every_pattern
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
 
-@pytest.fixture(params=["x.zarr", "x.zarr.zip"])
+@pytest.fixture(params=["x.zarr", "x.zarr.zip", "x.h5"])
 def path(request):
     return request.param
 
 
 def save(path, states, **options):
-    return ranks.save(lambda: dcp_zarr.ZarrStorageWriter(path, **options), states)
+    return ranks.save(lambda: dcp_zarr.storage_writer(path, **options), states)
 
 
 def mixed_state():
@@ -91,14 +91,14 @@ def test_any_number_of_ranks_loads_what_any_number_saved(path, shape, before, af
     target = torch.zeros(shape)
     boxes = grid(shape, (after, *rest))
     states = [{"w": Part(target, box)} for box in boxes]
-    ranks.load(dcp_zarr.ZarrStorageReader(path), states)
+    ranks.load(dcp_zarr.storage_reader(path), states)
     assert torch.equal(target, whole)
 
 
 def test_metadata_is_what_the_save_returned(path):
     _, states = mixed_state()
     saved = save(path, states)
-    read = dcp_zarr.ZarrStorageReader(path).read_metadata()
+    read = dcp_zarr.storage_reader(path).read_metadata()
     assert read.state_dict_metadata == saved.state_dict_metadata
     assert (read.planner_data, read.storage_meta) == (saved.planner_data, saved.storage_meta)
 
@@ -128,7 +128,7 @@ def test_an_open_checkpoint_stays_the_one_that_was_opened(path):
     dcp_zarr.save({"w": torch.ones(500)}, path)
     with dcp_zarr.open_checkpoint(path) as opened:
         dcp_zarr.save({"w": torch.zeros(500)}, path)
-        if path.endswith(".zip"):
+        if path.endswith((".zip", ".h5")):
             assert (np.asarray(opened["w"]) == 1).all()
         else:  # the old directory is removed
             with pytest.raises(dcp_zarr.CorruptionError, match="was replaced while it was read"):
@@ -198,7 +198,7 @@ def test_two_jobs_on_one_path_never_mix(path):
 
     def begin(value):
         states = [{"w": part} for part in parts(torch.full((600, 50), value), (2, 1))]
-        writers = [dcp_zarr.ZarrStorageWriter(path) for _ in states]
+        writers = [dcp_zarr.storage_writer(path) for _ in states]
         planners, plans, metadata = ranks.plan(writers, states)
         return lambda: writers[0].finish(
             metadata,
@@ -220,7 +220,7 @@ def test_two_jobs_on_one_path_never_mix(path):
 def planned(path, value, count):
     """Plan a save; return its writers, planners, plans and Metadata."""
     states = [{"w": part} for part in parts(torch.full((600, 50), value), (count, 1))]
-    writers = [dcp_zarr.ZarrStorageWriter(path, compression=None) for _ in states]
+    writers = [dcp_zarr.storage_writer(path, compression=None) for _ in states]
     return writers, *ranks.plan(writers, states)
 
 
@@ -300,8 +300,9 @@ def test_a_pipe_is_no_checkpoint_and_is_left_alone(path):
         dcp_zarr.save({"w": torch.ones(3)}, path)
 
 
-def test_a_tensor_may_have_64_axes(path):
-    whole = torch.arange(70_000).reshape((1,) * 63 + (-1,))
+def test_a_tensor_may_have_as_many_axes_as_the_container_knows(path):
+    most = 32 if path.endswith(".h5") else 64
+    whole = torch.arange(70_000).reshape((1,) * (most - 1) + (-1,))
     dcp_zarr.save({"w": whole}, path, compression=None)
     assert torch.equal(dcp_zarr.load(path)["w"], whole)
 
@@ -332,7 +333,7 @@ def test_plans_that_torch_caches_give_the_right_bytes(path):
         where = f"{step}{path}"
         dcp.save(
             state,
-            storage_writer=dcp_zarr.ZarrStorageWriter(where),
+            storage_writer=dcp_zarr.storage_writer(where),
             planner=Cached(),
             no_dist=True,
         )

@@ -245,7 +245,7 @@ def test_a_changed_root_is_refused():
     indexed_checkpoint()
     document = Path("x.zarr/zarr.json")
     document.write_text(document.read_text().replace("float32", "float16"))
-    with pytest.raises(CorruptionError, match="root document of '.*' was changed after the save"):
+    with pytest.raises(CorruptionError, match="The schema in '.*' was changed after the save"):
         dcp_zarr.open_checkpoint("x.zarr")
     document.write_text("{")
     with pytest.raises(CorruptionError, match="is not JSON"):
@@ -298,7 +298,7 @@ def test_other_zarr_groups_and_files_are_not_checkpoints():
         dcp_zarr.FormatError, match="is a Zarr group, but not a dcp_zarr checkpoint"
     ):
         dcp_zarr.open_checkpoint("z")
-    with pytest.raises(dcp_zarr.FormatError, match="is a file, and no zip file; a Zarr"):
+    with pytest.raises(dcp_zarr.FormatError, match="is a file, but no zip file and no HDF5"):
         dcp_zarr.open_checkpoint("z/zarr.json")
 
 

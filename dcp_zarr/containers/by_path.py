@@ -14,10 +14,13 @@ from dcp_zarr.containers.zip_target import ZipTarget
 
 if TYPE_CHECKING:
     from dcp_zarr.container import Source, Target
-    from dcp_zarr.layout_rules import LayoutOptions
+    from dcp_zarr.placement import SaveOptions
 
-ZIP_WRITE_CHUNK_BYTES = 8 << 20
-"""Largest size of an object in a zip file, uncompressed: what a worker takes at once."""
+WRITE_CHUNK_BYTES = 8 << 20
+"""Largest size, uncompressed, of an object in a zip file: what a worker takes at once."""
+HDF5_READ_CHUNK_BYTES = 1 << 20
+"""Largest size of a read chunk in an HDF5 file: what libhdf5 keeps, before version 2.0."""
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def is_zip(path: str) -> bool:
@@ -25,19 +28,33 @@ def is_zip(path: str) -> bool:
     return os.path.realpath(path).lower().endswith(".zip")
 
 
-def allowed(layout: LayoutOptions, path: str) -> LayoutOptions:
-    """Return the options for layouts as far as the container at a path follows them.
+def is_hdf5(path: str) -> bool:
+    """Say whether a path means an HDF5 file, by its suffix; links are followed."""
+    return os.path.realpath(path).lower().endswith((".h5", ".hdf5"))
 
-    In a zip file an object is one piece, which its rank writes when it knows all of it.
+
+def allowed(options: SaveOptions, path: str, *, hdf5: bool) -> SaveOptions:
+    """Return a save's options as far as the container follows them.
+
+    In a zip file an object is one piece, which its rank writes when it knows all of it. In an HDF5
+    file read chunks are stored one by one, and codecs are HDF5's filters.
     """
-    if not is_zip(path):
-        return layout
-    write_chunk_bytes = min(layout.write_chunk_bytes, ZIP_WRITE_CHUNK_BYTES)
-    return replace(layout, shared_objects=False, write_chunk_bytes=write_chunk_bytes)
+    if not hdf5 and not is_zip(path):
+        return options
+    write_chunk_bytes = min(options.layout.write_chunk_bytes, WRITE_CHUNK_BYTES)
+    layout = replace(options.layout, shared_objects=False, write_chunk_bytes=write_chunk_bytes)
+    if not hdf5:
+        return replace(options, layout=layout)
+    return replace(
+        options,
+        layout=replace(layout, most_read_chunk_bytes=HDF5_READ_CHUNK_BYTES),
+        compression=replace(options.compression, filters=True),
+        own_object_arrays=False,
+    )
 
 
 def open_source(path: str) -> Source:
-    """Open the checkpoint at a path: a file as a zip file, all else as a directory.
+    """Open the checkpoint at a path: a file by its first bytes, all else as a directory.
 
     Raises
     ------
@@ -45,11 +62,25 @@ def open_source(path: str) -> Source:
         If there is none that can be read.
     """
     found = Path(path)
-    packed = found.is_file() or (is_zip(path) and not found.exists())
-    return ZipSource(path) if packed else DirectorySource(path)
+    if found.exists() and not found.is_file():
+        return DirectorySource(path)
+    if is_hdf5(path) or (found.exists() and _starts_as_hdf5(found)):
+        from dcp_zarr.containers.hdf5_source import HDF5Source  # noqa: PLC0415  h5py takes long
+
+        return HDF5Source(path)
+    return ZipSource(path) if is_zip(path) or found.exists() else DirectorySource(path)
 
 
-def new_target(path: str, *, overwrite: bool, sync: bool) -> Target:
-    """Return the container to be at a path, by its suffix."""
+def _starts_as_hdf5(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+
+
+def new_target(path: str, *, hdf5: bool, overwrite: bool, sync: bool) -> Target:
+    """Return the container to be at a path: an HDF5 file, or a Zarr store, by the suffix."""
+    if hdf5:
+        from dcp_zarr.containers.hdf5_target import HDF5Target  # noqa: PLC0415  h5py takes long
+
+        return HDF5Target(path, overwrite=overwrite, sync=sync)
     kind = ZipTarget if is_zip(path) else DirectoryTarget
     return kind(path, overwrite=overwrite, sync=sync)

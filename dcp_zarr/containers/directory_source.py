@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 from dcp_zarr import zarr_format
 from dcp_zarr.commit import LocalCommit
+from dcp_zarr.containers.local_source import incomplete
 from dcp_zarr.containers.zarr_source import FileRange, ZarrSource
 from dcp_zarr.errors import (
     CheckpointNotFoundError,
     CorruptionError,
     DcpZarrError,
     FormatError,
-    IncompleteCheckpointError,
 )
 
 _OPEN_TRIES = 5
@@ -102,13 +102,4 @@ def _open_directory(commit: LocalCommit) -> int:
         raise incomplete(commit)
     raise CheckpointNotFoundError(
         f"There is no checkpoint at {str(commit.path)!r}.", path=str(commit.path)
-    )
-
-
-def incomplete(commit: LocalCommit) -> DcpZarrError:
-    """Return the error of a save that never finished."""
-    return IncompleteCheckpointError(
-        f"The save to {str(commit.path)!r} never finished; what it wrote is in "
-        f"{str(commit.partial)!r}. Load an older checkpoint.",
-        path=str(commit.path),
     )

@@ -15,7 +15,7 @@ _MAX_HOLES = 0.08
 """Part of what was placed in a file that the holes between may add."""
 
 
-def close_gaps(fd: int, placed: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def close_gaps(fd: int, placed: NDArray[np.uint64], start: int = 0) -> NDArray[np.uint64]:
     """Move what was placed together where the holes are many; return where it is.
 
     Data that compresses far better than expected leaves most of its slabs empty. Such holes take no
@@ -27,11 +27,13 @@ def close_gaps(fd: int, placed: NDArray[np.uint64]) -> NDArray[np.uint64]:
         The file.
     placed
         Offset and size of each part that was placed, in rows; at least one.
+    start
+        Where the first may lie.
     """
     total = int(placed[:, 1].sum())
-    if int(placed.sum(axis=1).max()) <= total * (1 + _MAX_HOLES):
+    if int(placed.sum(axis=1).max()) - start <= total * (1 + _MAX_HOLES):
         return placed
-    moved, end = placed.copy(), 0
+    moved, end = placed.copy(), start
     for number in placed[:, 0].argsort().tolist():
         offset, nbytes = placed[number].tolist()
         if offset != end:

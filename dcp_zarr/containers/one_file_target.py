@@ -22,6 +22,9 @@ _ENDLESS = 2**62
 class OneFileTarget(LocalTarget):
     """A container to be that is one file."""
 
+    _ranks = 0
+    """How many ranks take part; the coordinator knows."""
+
     @abstractmethod
     def _sink(self, root: int, rank: int, slab: Slab, *, sync: bool) -> Sink:
         """Return a rank's way into the file; it closes the partial directory, `root`."""
@@ -33,6 +36,7 @@ class OneFileTarget(LocalTarget):
     def prepare(self, ranks: int) -> None:
         """Check what stands at the path, and make the file's directory. Coordinator only."""
         super().prepare(ranks)
+        self._ranks = ranks
         (self._commit.partial / FILE).touch(exist_ok=False)
 
     def open_sink(self, rank: int, slab: Slab | None) -> Sink:

@@ -1,4 +1,4 @@
-"""What ranks placed in objects that they share: noted by each, put together by the coordinator."""
+"""What ranks placed in a file that they share: noted by each, put together by the coordinator."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ PLACED = "placed"
 
 
 class Placed:
-    """A rank's notes: path of the array, place in the index, offset and size of each read chunk."""
+    """A rank's notes: path of the array and some numbers for each read chunk.
+
+    The numbers are its place in the array's index, in C order, offset and size; and, where that
+    does not stand with it, its checksum.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._rows: list[tuple[int, int, int, int]] = []
+        self._rows: list[tuple[int, ...]] = []
 
     def __bool__(self) -> bool:
         """Say whether anything was noted."""
         return bool(self._rows)
 
-    def add(self, path: str, read_chunks: Iterable[tuple[int, int, int]]) -> None:
-        """Note read chunks of an array: place in the index, offset and size."""
+    def add(self, path: str, read_chunks: Iterable[tuple[int, ...]]) -> None:
+        """Note read chunks of an array."""
         number = self._numbers.setdefault(path, len(self._numbers))
         self._rows += [(number, *read_chunk) for read_chunk in read_chunks]
 
     def encoded(self) -> bytes:
-        """Return the staging file: paths as a line of JSON, rows of four numbers, a checksum."""
+        """Return the staging file: paths as a line of JSON, rows of numbers, a checksum."""
         content = json.dumps([*self._numbers]).encode() + b"\n"
         content += np.array(self._rows, "<i8").tobytes()
         return content + checksum(content)
 
 
-def decode(staged: bytes) -> Mapping[str, NDArray[np.int64]]:
-    """Return what a rank noted, by path: rows of place in the index, offset and size.
+def decode(staged: bytes, columns: int = 3) -> Mapping[str, NDArray[np.int64]]:
+    """Return what a rank noted, by path, in rows.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def decode(staged: bytes) -> Mapping[str, NDArray[np.int64]]:
     if checksum(content) != crc:
         raise CorruptionError("The checksum of what a rank noted does not hold.")
     line, _, body = content.partition(b"\n")
-    rows = np.frombuffer(body, "<i8").reshape(-1, 4)
+    rows = np.frombuffer(body, "<i8").reshape(-1, 1 + columns)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     paths = json.loads(line)
     starts = np.searchsorted(rows[:, 0], np.arange(1, len(paths)))

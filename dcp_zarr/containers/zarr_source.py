@@ -13,7 +13,8 @@ import numpy as np
 
 from dcp_zarr import names, zarr_format
 from dcp_zarr.container import Extent
-from dcp_zarr.errors import CorruptionError, DcpZarrError
+from dcp_zarr.containers.local_source import LocalSource
+from dcp_zarr.errors import CorruptionError
 from dcp_zarr.local_files import read_all
 
 if TYPE_CHECKING:
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
-    from dcp_zarr.schema import Schema
 
 
-class ZarrSource(ABC):
+class ZarrSource(LocalSource, ABC):
     """A committed Zarr store.
 
     Parameters
@@ -35,28 +35,9 @@ class ZarrSource(ABC):
         The path as it was given, for messages.
     """
 
-    _schema: Schema
-    _fd = -1
-    """Descriptor of the directory or file, while it is open."""
-
     def __init__(self, path: str, where: str) -> None:
-        self._path = path
-        self._where = where
+        super().__init__(path, where)
         self._checked: set[str] = set()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Open it again where it is unpickled: a descriptor means nothing in another process."""
-        return _reopen, (type(self), self._path, self._schema.save_id)
-
-    @property
-    def where(self) -> str:
-        """Path of the checkpoint."""
-        return self._where
-
-    @property
-    def schema(self) -> Schema:
-        """The schema, read on opening."""
-        return self._schema
 
     @abstractmethod
     def _read(self, key: str) -> bytes:
@@ -65,29 +46,6 @@ class ZarrSource(ABC):
     @abstractmethod
     def _open(self, key: str) -> AbstractContextManager[FileRange]:
         """Open an object; raise FileNotFoundError where there is none."""
-
-    def _opened(self) -> int:
-        """Return the descriptor; raise where it was closed."""
-        if self._fd < 0:
-            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
-        return self._fd
-
-    def _is_replaced(self) -> bool:
-        """Say whether another checkpoint, or none, stands at the path now."""
-        try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
-        except FileNotFoundError:
-            return True
-
-    def close(self) -> None:
-        """Close the directory or file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        """Close what nobody closed."""
-        self.close()
 
     @contextmanager
     def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_StoredObject]:
@@ -129,20 +87,6 @@ class ZarrSource(ABC):
             raise self._missing(key) from error
         if found != digest:
             raise CorruptionError(f"{key!r} was changed after the save.")
-
-
-def _reopen(kind: type[ZarrSource], path: str, save_id: str) -> ZarrSource:
-    """Open a checkpoint that was pickled open.
-
-    Raises
-    ------
-    CorruptionError
-        If another save stands there now.
-    """
-    source = kind(path)  # type: ignore[call-arg]
-    if source.schema.save_id != save_id:
-        raise CorruptionError(f"{path!r} was replaced since it was opened; open it again.")
-    return source
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dcp_zarr import zarr_format
 from dcp_zarr.commit import LocalCommit
-from dcp_zarr.containers.directory_source import incomplete
+from dcp_zarr.containers.local_source import open_committed
 from dcp_zarr.containers.zarr_source import FileRange, ZarrSource
 from dcp_zarr.containers.zip_format import (
     LOCAL_HEADER_BYTES,
@@ -20,7 +20,6 @@ from dcp_zarr.containers.zip_format import (
     same_header,
 )
 from dcp_zarr.errors import (
-    CheckpointNotFoundError,
     CorruptionError,
     DcpZarrError,
     FormatError,
@@ -47,14 +46,7 @@ class ZipSource(ZarrSource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         commit = LocalCommit(path)
         super().__init__(str(commit.path), os.fspath(path))
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY)
-        except FileNotFoundError as error:
-            if commit.partial.exists():
-                raise incomplete(commit) from error
-            raise CheckpointNotFoundError(
-                f"There is no checkpoint at {self._where!r}.", path=self._where
-            ) from error
+        self._fd = open_committed(commit, self._where)
         try:
             self._entries = self._directory()
             self._schema = self._read_root()
@@ -80,8 +72,8 @@ class ZipSource(ZarrSource):
                 path=self._where,
             )
         return FormatError(
-            f"{self._where!r} is a file, and no zip file; a Zarr checkpoint is a directory or a "
-            "zip file.",
+            f"{self._where!r} is a file, but no zip file and no HDF5 file; a checkpoint is a "
+            "directory or one of these.",
             path=self._where,
         )
 

@@ -1,0 +1,250 @@
+"""DCP's `StorageWriter` over the core. DCP's words end here."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from dcp_zarr import coordinator, metadata_words
+from dcp_zarr.codecs import CompressionOption, CompressionRules
+from dcp_zarr.containers.by_path import allowed, is_hdf5, new_target
+from dcp_zarr.errors import OptionError, SaveError
+from dcp_zarr.garbage import no_collection
+from dcp_zarr.layout_rules import LayoutOptions
+from dcp_zarr.local_files import local_path
+from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
+from dcp_zarr.rank_save import RankPlan, RankSave
+from dcp_zarr.tasks import Limits, check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_zarr.container import Target
+    from dcp_zarr.layout import Assignment
+    from dcp_zarr.placement import Placement
+    from dcp_zarr.slabs import Slab
+
+logger = logging.getLogger(__name__)
+
+
+class DcpWriter(StorageWriter):
+    """DCP's `StorageWriter` over the core; what it saves into, its subclasses say.
+
+    Parameters are those of `dcp_zarr.writer.ZarrStorageWriter`.
+    """
+
+    _hdf5: ClassVar[bool]
+    """Whether checkpoints are HDF5 files; else Zarr stores."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        compression: CompressionOption,
+        overwrite: bool,
+        thread_count: int | None,
+        memory_budget_bytes: int,
+        read_chunk_bytes: int,
+        write_chunk_bytes: int,
+        sync_files: bool,
+        dtype_encoding: str,
+    ) -> None:
+        super().__init__()
+        check_count("memory_budget_bytes", memory_budget_bytes)
+        check_count("read_chunk_bytes", read_chunk_bytes, most=1 << 30)
+        check_count("write_chunk_bytes", write_chunk_bytes)
+        if thread_count is not None:
+            check_count("thread_count", thread_count)
+        if dtype_encoding not in ("native", "bits"):
+            raise OptionError(f"dtype_encoding={dtype_encoding!r} is neither 'native' nor 'bits'.")
+        layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes)
+        rules = CompressionRules.parse(compression)
+        self._given = SaveOptions(rules, layout, dtype_encoding)
+        self._overwrite = overwrite
+        self._thread_count = thread_count
+        self._memory_budget_bytes = memory_budget_bytes
+        self._sync_files = sync_files
+        self._target: Target | None = None
+        self._plans: list[SavePlan] = []
+        self._path = None if path is None else local_path(path)
+        self._save_id = str(uuid.uuid4())
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Where the checkpoint goes."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Say whether an id can be a path of this writer; DCP asks only its own writers."""
+        return "://" not in str(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another save. Called on all ranks, or never."""
+        if checkpoint_id is not None:
+            self._path = local_path(checkpoint_id)
+        self._save_id = str(uuid.uuid4())
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return what DCP records of the storage. Called on all ranks."""
+        return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ANN401
+        """Refuse what cannot be saved rightly. Called on all ranks.
+
+        Raises
+        ------
+        SaveError
+            With ``use_collectives=False``, or where no path was given.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise SaveError(
+                "dcp_zarr saves one checkpoint for all ranks and needs their plans; call dcp.save "
+                "without use_collectives=False."
+            )
+        if self._path is None:
+            raise SaveError(
+                f"No path: give {type(self).__name__} one, or dcp.save a checkpoint_id."
+            )
+        if is_hdf5(self._path) and not self._hdf5:
+            raise OptionError(
+                f"{self._path!r} has the suffix of an HDF5 file, and ZarrStorageWriter saves Zarr "
+                "stores. Use HDF5StorageWriter, or a path that ends in .zarr or .zarr.zip."
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leave a rank's plan as it is. Called on all ranks at once."""
+        return plan
+
+    @no_collection()
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Map every write item to read chunks and pieces, and make room. Coordinator only.
+
+        Returns
+        -------
+        The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
+        """
+        known = self._all_plans(plans)
+        planned, objects = metadata_words.tensor_plans(known, self._options)
+        placement = plan_save(planned, objects, self._options)
+        if self._target is not None:  # of a save that failed
+            self._target.discard()
+        self._target = self._new_target()
+        self._target.prepare(len(plans))
+        if not known:
+            return plans
+        self._plans = known
+        assignments = [_assignments(plan, placement) for plan in known]
+        slabs: Sequence[Slab | None] = [None] * len(plans)
+        entries = [
+            coordinator.tensor_entry(placement.layouts[fqn], plan, self._options)
+            for fqn, plan in planned.items()
+        ]
+        reserved = self._target.reserved_nbytes(entries)
+        if reserved is not None:  # where one plan changes, the slabs of all do
+            plans = known
+            slabs = rank_slabs(assignments, planned, self._options, reserved)
+        return [
+            dataclasses.replace(plan, storage_data=RankPlan(self._description, rank, mine, slab))
+            if plan.usable
+            else plan
+            for rank, (plan, mine, slab) in enumerate(zip(plans, assignments, slabs, strict=True))
+        ]
+
+    def _all_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Complete the plans where DCP's cache passes only those that changed; none if none."""
+        if all(plan.usable for plan in plans):
+            return plans
+        if not any(plan.usable for plan in plans):
+            return []
+        if len(self._plans) != len(plans):
+            raise SaveError(
+                "DCP's plan cache passes only what changed since a save by another writer. "
+                "Keep one writer, or use DefaultSavePlanner(enable_plan_caching=False)."
+            )
+        return [new if new.usable else old for new, old in zip(plans, self._plans, strict=True)]
+
+    @property
+    def _description(self) -> str:
+        return f"{'hdf5' if self._hdf5 else 'zarr'} {self._options}"
+
+    @property
+    def _options(self) -> SaveOptions:
+        """The options, as far as the container at the path follows them."""
+        assert self._path is not None  # noqa: S101
+        return allowed(self._given, self._path, hdf5=self._hdf5)
+
+    def _new_target(self) -> Target:
+        assert self._path is not None  # noqa: S101
+        return new_target(
+            self._path, hdf5=self._hdf5, overwrite=self._overwrite, sync=self._sync_files
+        )
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's read chunks and stage its pieces and objects. Called on all ranks."""
+        future: Future[list[WriteResult]] = Future()
+        try:
+            if not plan.items:
+                future.set_result([])
+                return future
+            rank_plan = self._checked(plan)
+            sink = self._new_target().open_sink(rank_plan.rank, rank_plan.slab)
+            try:
+                rank_save = RankSave(plan, rank_plan, planner, sink, self._options)
+                future.set_result(rank_save.run(self._limits))
+            finally:
+                sink.close()
+        except Exception:
+            logger.exception("Saving to %s failed on this rank.", self._path)
+            raise
+        return future
+
+    def _checked(self, plan: SavePlan) -> RankPlan:
+        rank_plan = plan.storage_data
+        if not isinstance(rank_plan, RankPlan) or rank_plan.options != self._description:
+            made_by = getattr(rank_plan, "options", f"another writer ({rank_plan!r:.80})")
+            raise SaveError(
+                f"This rank's plan was made by {made_by}, but is to be written by "
+                f"{self._description}. Give all ranks the same options; with "
+                "DefaultSavePlanner(enable_plan_caching=True), use one kind of writer only."
+            )
+        return rank_plan
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits.of(self._thread_count, self._memory_budget_bytes)
+
+    @no_collection()
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Complete the checkpoint and make it visible. Coordinator only."""
+        assert self._target is not None  # noqa: S101
+        metadata.storage_meta = self.storage_meta()
+        metadata.storage_data = None
+        coordinator.complete(
+            self._target,
+            metadata_words.planned_tensors(metadata, self._options),
+            list(metadata.state_dict_metadata),
+            metadata_words.written(results),
+            self._options,
+            metadata_words.description(metadata, self._save_id),
+            self._limits,
+        )
+        self._target = None
+
+
+def _assignments(plan: SavePlan, placement: Placement) -> tuple[Assignment | str, ...]:
+    """Return what each write item of a plan comes to."""
+    return tuple(
+        placement.paths[item.index.fqn]
+        if item.type == WriteItemType.BYTE_IO
+        else placement.assignment(item.index.fqn, metadata_words.region(item))
+        for item in plan.items
+    )
