@@ -19,7 +19,6 @@ import numpy as np
 from crc32c import crc32c
 from isal import isal_zlib
 from isal.igzip_lib import IsalError
-from numcodecs.shuffle import Shuffle
 
 from dcp_zarr import names
 from dcp_zarr.errors import CorruptionError, OptionError
@@ -181,7 +180,6 @@ class _ShuffleZlib:
     def __init__(self, level: int, elementsize: int) -> None:
         self._level = level
         self._elementsize = elementsize
-        self._shuffle = Shuffle(elementsize)
 
     def encode(self, buf: NDArray[Any]) -> bytes | memoryview:
         values = np.frombuffer(buf, np.uint8)
@@ -199,7 +197,10 @@ class _ShuffleZlib:
         _expect(len(decoded), len(out))
         if not inflate.eof:
             raise CorruptionError("A read chunk ends in the middle.")
-        self._shuffle.decode(decoded, out)
+        elements = np.frombuffer(out, np.uint8).reshape(-1, self._elementsize)
+        by_place = np.frombuffer(decoded, np.uint8).reshape(self._elementsize, -1)
+        for place, octets in enumerate(by_place):  # faster than all places at once
+            elements[:, place] = octets
 
 
 @lru_cache(maxsize=64)

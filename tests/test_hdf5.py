@@ -345,15 +345,15 @@ class TestRefused:
         real = hdf5_target.placed.decode
 
         def changed(*arguments):
-            notes = dict(real(*arguments))
-            rows = notes["w"].copy()
+            paths, rows = real(*arguments)
+            rows = rows.copy()
             if change == "lost":
                 rows = rows[1:]
             elif change == "twice":
-                rows[1, 0] = rows[0, 0]
+                rows[1, 1] = rows[0, 1]
             else:
-                rows[1, 1] = rows[0, 1] + 1
-            return notes | {"w": rows}
+                rows[1, 2] = rows[0, 2] + 1
+            return paths, rows
 
         monkeypatch.setattr(hdf5_target.placed, "decode", changed)
         with pytest.raises(dcp_zarr.SaveError, match="not each read chunk once; the save is giv"):
@@ -402,7 +402,7 @@ def metadata_needed(entries):
 
     build = Build(hdf5_format.new_file(SparseFile(1 << 50, 1 << 50)))
     for entry in entries:
-        build.add_tensor(entry)
+        build.add_tensor(entry, hdf5_format.description(entry))
     build.add_gaps(2, single_bytes=False)
     h5py.h5f.flush(build.file)
     needed = build.file.get_filesize()

@@ -105,7 +105,7 @@ class DirectoryTarget(LocalTarget):
         """Return what a rank placed in shared objects, by path of the array."""
         if rank not in self._placed_by:
             try:
-                self._placed_by[rank] = placed.decode(self._read_notes(rank, placed.PLACED))
+                self._placed_by[rank] = placed.by_path(self._read_notes(rank, placed.PLACED))
             except CorruptionError as error:
                 raise self._not_visible(rank) from error
         return self._placed_by[rank]

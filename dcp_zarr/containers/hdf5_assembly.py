@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class MisplacedError(DcpZarrError):
     """libhdf5 puts read chunks elsewhere than where they lie."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contents:
     """What a file is made of."""
 
@@ -48,10 +49,15 @@ class Contents:
     objects: Mapping[int, tuple[Buffer, int]]
     """The stored read chunks of the array of objects, by number: bytes and crc32c."""
 
-    @property
+    @cached_property
     def tensors(self) -> list[TensorEntry]:
         """The tensors, in the order of their numbers."""
         return list(self.schema.tensors.values())
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """Their descriptions."""
+        return list(map(hdf5_format.description, self.tensors))
 
 
 def in_place(fd: int, contents: Contents) -> None:
@@ -110,8 +116,8 @@ def _building(file: Any, contents: Contents) -> Iterator[Build]:  # noqa: ANN401
     """Give a new file with the data sets of all tensors; close it in the end."""
     build = Build(hdf5_format.new_file(file))
     try:
-        for entry in contents.tensors:
-            build.add_tensor(entry)
+        for entry, text in zip(contents.tensors, contents.texts, strict=True):
+            build.add_tensor(entry, text)
         yield build
         h5f.flush(build.file)
     finally:
@@ -131,16 +137,14 @@ def _lying(build: Build, contents: Contents) -> NDArray[np.int64]:
     SaveError
         If a read chunk's filters are not as they were written.
     """
-    crcs = _expected(contents.placed)[:, 2:]
-    found = [build.lying(number) for number in range(len(contents.tensors))]
-    rows = np.concatenate([np.empty((0, 3), np.int64), *found])
-    for entry, of_tensor in zip(contents.tensors, found, strict=True):
-        for nbytes, mask in of_tensor[:, 1:].tolist():
-            if entry.array.shape and mask != hdf5_format.filter_mask(
-                entry.array, entry.codec, nbytes
-            ):
+    found: list[list[int]] = []
+    for number, entry in enumerate(contents.tensors):
+        for offset, nbytes, mask in build.lying(number):
+            found.append([offset, nbytes])
+            if mask and mask != hdf5_format.filter_mask(entry.array, entry.codec, nbytes):
                 raise SaveError(f"A chunk of {entry.array.path!r} has the filter mask {mask}.")
-    return np.concatenate([rows[:, :2], crcs], axis=1)
+    crcs = _expected(contents.placed)[:, 2:]
+    return np.concatenate([np.array(found, np.int64).reshape(-1, 2), crcs], axis=1)
 
 
 def _append(build: Build, contents: Contents, lying: NDArray[np.int64]) -> None:
@@ -157,10 +161,10 @@ def _append(build: Build, contents: Contents, lying: NDArray[np.int64]) -> None:
         rows[path] = _append_objects(build, arrays[path], schema.objects_codec, contents.objects)
     table = np.concatenate([np.empty((0, 3), np.int64), *(rows[path] for path in arrays)])
     _append_table(build, table.astype("<u8"))
-    texts = {entry.array.path: hdf5_format.description(entry) for entry in contents.tensors}
+    texts = dict(zip((entry.array.path for entry in contents.tensors), contents.texts, strict=True))
     documents = {path: hdf5_format.digest(texts.get(path)) for path in arrays}
-    text = schema_to_json(replace(schema, documents=documents))
-    hdf5_format.set_attribute(build.file, hdf5_format.json_text(text))
+    described = schema_to_json(replace(schema, documents=documents))
+    hdf5_format.set_attribute(build.file, hdf5_format.json_text(described))
 
 
 def _append_objects(
@@ -171,7 +175,8 @@ def _append_objects(
     placed = [(number, position, position, len(stored[position][0])) for position in sorted(stored)]
     build.put(placed, [0] * len(placed), lambda position, _: stored[position][0])
     crcs = [[stored[position][1]] for position in sorted(stored)]
-    return np.concatenate([build.lying(number)[:, :2], np.array(crcs, np.int64)], axis=1)
+    lying = np.array(build.lying(number), np.int64)
+    return np.concatenate([lying[:, :2], np.array(crcs, np.int64)], axis=1)
 
 
 def _append_table(build: Build, table: NDArray[np.uint64]) -> None:

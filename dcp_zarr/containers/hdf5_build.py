@@ -20,8 +20,6 @@ from dcp_zarr.containers import hdf5_format
 from dcp_zarr.errors import SaveError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from dcp_zarr.codecs import Codec
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.schema import TensorEntry
@@ -127,10 +125,9 @@ class Build:
         self._sets.append((created, array, codec))
         return len(self._sets) - 1
 
-    def add_tensor(self, entry: TensorEntry) -> None:
-        """Create a tensor's data set."""
-        kind = hdf5_format.stored_type(entry.dtype)
-        self.add(entry.array, entry.codec, kind, hdf5_format.description(entry))
+    def add_tensor(self, entry: TensorEntry, text: bytes) -> None:
+        """Create a tensor's data set, with its description."""
+        self.add(entry.array, entry.codec, hdf5_format.stored_type(entry.dtype), text)
 
     def _group(self, path: str) -> Any:  # noqa: ANN401
         if not path:
@@ -229,13 +226,13 @@ class Build:
         self._groups.clear()
         self.file.close()
 
-    def lying(self, number: int) -> NDArray[np.int64]:
+    def lying(self, number: int) -> list[list[int]]:
         """Return offset, size and filter mask of an array's read chunks, by libhdf5's account."""
         made, array, _ = self._sets[number]
         return lying(made, array)
 
 
-def lying(made: Any, array: ArrayLayout) -> NDArray[np.int64]:  # noqa: ANN401
+def lying(made: Any, array: ArrayLayout) -> list[list[int]]:  # noqa: ANN401
     """Return offset, size and filter mask of each read chunk of a data set, in C order.
 
     Raises
@@ -244,22 +241,23 @@ def lying(made: Any, array: ArrayLayout) -> NDArray[np.int64]:  # noqa: ANN401
         If one is missing.
     """
     count = hdf5_format.read_chunk_count(array)
-    if count == 0:
-        return np.empty((0, 3), np.int64)
     if not array.shape:
-        return np.array([(made.get_offset() or 0, array.itemsize, 0)], np.int64)
+        return [[made.get_offset() or 0, array.itemsize, 0]]
+    if count == 1 and made.get_num_chunks() == 1:
+        (*_, offset, nbytes, mask) = _told(made.get_chunk_info(0))
+        return [[offset, nbytes, mask]]
     found: list[tuple[int, ...]] = []
-    if count == 1:
-        if made.get_num_chunks() == 1:
-            found.append(_told(made.get_chunk_info(0)))
-    else:
+    if count > 1:
         made.chunk_iter(lambda stored: found.append(_told(stored)))
     if len(found) != count:
         raise SaveError(f"{array.path!r} has {len(found)} chunks, expected {count}.")
-    rows = np.array(found, np.int64).reshape(count, len(array.shape) + 3)
+    if not count:
+        return []
+    rows = np.array(found, np.int64)
     places = rows[:, : len(array.shape)] // np.array(array.read_chunk_shape)
     order = np.argsort(np.ravel_multi_index(tuple(places.T), array.read_grid.counts))
-    return rows[order, len(array.shape) :]
+    in_order: list[list[int]] = rows[order, len(array.shape) :].tolist()
+    return in_order
 
 
 def _told(stored: Any) -> tuple[int, ...]:  # noqa: ANN401

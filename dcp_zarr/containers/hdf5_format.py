@@ -211,7 +211,10 @@ def read_chunk_count(array: ArrayLayout) -> int:
 
 def json_text(value: Any) -> bytes:  # noqa: ANN401
     """Return JSON as it stands in attributes."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def table_digest(table: NDArray[np.uint64]) -> str:

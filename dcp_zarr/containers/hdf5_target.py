@@ -44,7 +44,8 @@ class HDF5Target(OneFileTarget):
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         super().__init__(path, overwrite=overwrite, sync=sync)
-        self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}
+        self._placed_by: dict[int, tuple[list[str], NDArray[np.int64]]] = {}
+        self._paths_by: dict[int, set[str]] = {}
         self._last: HDF5Sink | None = None
         self._reserved = 0
 
@@ -76,19 +77,19 @@ class HDF5Target(OneFileTarget):
         return self._last
 
     def _end(self, ranks: int) -> int:
-        ends = [
-            int(rows[:, 1:3].sum(axis=1).max())
-            for rank in range(ranks)
-            for rows in self._notes(rank).values()
-        ]
-        return max([self._reserved, *ends])
+        ends = (self._notes(rank)[1][:, 2:4].sum(axis=1) for rank in range(ranks))
+        return max([self._reserved, *(int(of_rank.max(initial=0)) for of_rank in ends)])
 
-    def _notes(self, rank: int) -> Mapping[str, NDArray[np.int64]]:
-        """Return what a rank placed, by path of the array; nothing where it had nothing."""
+    def _notes(self, rank: int) -> tuple[list[str], NDArray[np.int64]]:
+        """Return what a rank placed: paths of arrays, and for each read chunk the number of one.
+
+        Beside that number stand place in its grid, offset, size and crc32c.
+        """
         if rank not in self._placed_by:
-            staged = self._read_notes(rank, placed.PLACED)
+            staged = self._read_notes(rank, placed.PLACED)  # a rank without items has none
+            nothing: tuple[list[str], NDArray[np.int64]] = [], np.empty((0, 1 + _COLUMNS), np.int64)
             try:
-                self._placed_by[rank] = placed.decode(staged, _COLUMNS) if staged else {}
+                self._placed_by[rank] = placed.decode(staged, _COLUMNS) if staged else nothing
             except CorruptionError as error:
                 raise self._not_visible(rank) from error
         return self._placed_by[rank]
@@ -96,8 +97,13 @@ class HDF5Target(OneFileTarget):
     def check_placed(self, array: ArrayLayout, ranks: Mapping[Shape, int]) -> None:
         """Raise unless each rank's notes tell of the array. Coordinator only."""
         for rank in set(ranks.values()):
-            if array.path not in self._notes(rank):
+            if array.path not in self._paths(rank):
                 raise self._not_visible(rank)
+
+    def _paths(self, rank: int) -> set[str]:
+        if rank not in self._paths_by:
+            self._paths_by[rank] = set(self._notes(rank)[0])
+        return self._paths_by[rank]
 
     def commit(self, schema: Schema) -> None:
         """Have libhdf5 make the file, and rename it. Coordinator only."""
@@ -136,10 +142,10 @@ class HDF5Target(OneFileTarget):
         """
         arrays = [entry.array for entry in schema.tensors.values()]
         numbers = {array.path: number for number, array in enumerate(arrays)}
-        found = [np.empty((0, _COLUMNS + 1), np.int64)]
-        for rank in range(self._ranks + 1):
-            for path, rows in self._notes(rank).items():
-                found.append(np.insert(rows, 0, numbers.get(path, -1), axis=1))
+        found = []
+        for paths, noted in map(self._notes, range(self._ranks + 1)):
+            of_paths = np.array([numbers.get(path, -1) for path in paths], np.int64)
+            found.append(np.column_stack([of_paths[noted[:, 0]], noted[:, 1:]]))
         rows = np.concatenate(found)
         counts = [hdf5_format.read_chunk_count(array) for array in arrays]
         expected = np.repeat(np.arange(len(arrays)), counts)

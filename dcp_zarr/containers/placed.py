@@ -48,8 +48,8 @@ class Placed:
         return content + checksum(content)
 
 
-def decode(staged: bytes, columns: int = 3) -> Mapping[str, NDArray[np.int64]]:
-    """Return what a rank noted, by path, in rows.
+def decode(staged: bytes, columns: int) -> tuple[list[str], NDArray[np.int64]]:
+    """Return what a rank noted: paths, and rows that begin with the number of one of them.
 
     Raises
     ------
@@ -60,9 +60,19 @@ def decode(staged: bytes, columns: int = 3) -> Mapping[str, NDArray[np.int64]]:
     if checksum(content) != crc:
         raise CorruptionError("The checksum of what a rank noted does not hold.")
     line, _, body = content.partition(b"\n")
-    rows = np.frombuffer(body, "<i8").reshape(-1, 1 + columns)
+    return json.loads(line), np.frombuffer(body, "<i8").reshape(-1, 1 + columns)
+
+
+def by_path(staged: bytes) -> Mapping[str, NDArray[np.int64]]:
+    """Return what a rank noted, by path: rows of place in the index, offset and size.
+
+    Raises
+    ------
+    CorruptionError
+        If it is not what the rank wrote.
+    """
+    paths, rows = decode(staged, 3)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    paths = json.loads(line)
     starts = np.searchsorted(rows[:, 0], np.arange(1, len(paths)))
     return {p: of_path[:, 1:] for p, of_path in zip(paths, np.split(rows, starts), strict=True)}
 
