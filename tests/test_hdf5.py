@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -376,6 +378,21 @@ class TestRefused:
             found = "\n".join(map(str, opened.verify()))
         assert "Data set 'w'" in found
         assert "Data set 'v' was changed after the save" in found
+
+
+@pytest.mark.parametrize("compression", ["small", "fast", None, numcodecs.GZip(1)], ids=str)
+def test_a_reader_written_from_the_document_finds_the_values(compression):
+    whole, states = mixed_state()
+    save("x.h5", states, compression=compression, read_chunk_bytes=20_000)
+    reader = Path(__file__).parent / "hdf5_reader_from_format.py"
+    blocked = "; ".join(f"sys.modules[{n!r}] = None" for n in ("torch", "zarr", "dcp_zarr"))
+    program = f"import sys, runpy; {blocked}; sys.argv[1:] = ['x.h5', 'm.large', '<f4']; "
+    program += f"runpy.run_path({str(reader)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == whole["m.large"].tolist()
 
 
 def entry_of(fqn):

@@ -1,6 +1,6 @@
 """Checkpoints of every format version ever released load for ever.
 
-A new version adds a sample: ``python -m tests.test_old_samples`` writes that of the present one.
+A new version adds samples: ``python -m tests.test_old_samples`` writes those of the present one.
 Samples are never written again.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -61,10 +62,10 @@ def write_sample(path):
     states.append({fqn: half[1] for fqn, half in halves.items()})
     rules = {"model.large": "fast", "model.columns": None, "": "small"}
     options = {"compression": rules, "read_chunk_bytes": 10_000, "overwrite": False}
-    ranks.save(lambda: dcp_zarr.ZarrStorageWriter(path, **options), states)
+    ranks.save(lambda: dcp_zarr.storage_writer(path, **options), states)
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("v*.zarr")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("v*")), ids=lambda path: path.name)
 def test_a_sample_loads_exactly(path):
     expected = state()
     loaded = dcp_zarr.load(path, flat=True)
@@ -88,14 +89,43 @@ def test_the_present_version_has_its_sample_and_still_writes_its_bytes(tmp_path)
     for name, path in old.items():
         if name.name == "zarr.json" and name != Path("zarr.json"):
             assert (now / name).read_bytes() == path.read_bytes()
-    roots = [json.loads((p / "zarr.json").read_text())["attributes"] for p in (sample, now)]
-    for root in roots:
-        for entry in root["dcp_zarr"]["entries"]:
-            entry.pop("stored_nbytes", None)  # a codec's library may get better
-    for member in ("entries", "codecs", "planner_data", "objects_codec", "metadata_version"):
-        assert roots[0]["dcp_zarr"][member] == roots[1]["dcp_zarr"][member]
+    old_root, root = (
+        json.loads((path / "zarr.json").read_text())["attributes"]["dcp_zarr"]
+        for path in (sample, now)
+    )
+    assert comparable(root) == comparable(old_root)
+
+
+def comparable(schema):
+    """Return what of a schema is the same in every save of a state."""
+    for entry in schema["entries"]:
+        entry.pop("stored_nbytes", None)  # a codec's library may get better
+    members = ("entries", "codecs", "planner_data", "objects_codec", "metadata_version")
+    return {member: schema[member] for member in members}
+
+
+def described(path):
+    """Return what an HDF5 file says of itself: the schema, and how each data set is made."""
+    with h5py.File(path) as file:
+        data_sets = {}
+
+        def add(name, item):
+            if isinstance(item, h5py.Dataset):
+                attribute = item.attrs.get("dcp_zarr") if name != "~_read_chunks" else None
+                made = item.dtype, item.shape, item.chunks, item._filters
+                data_sets[name] = attribute, *made, item.id.get_type().encode()
+
+        file.visititems(add)
+        return comparable(json.loads(file.attrs["dcp_zarr"])), data_sets
+
+
+def test_the_present_version_still_writes_the_same_hdf5_file(tmp_path):
+    write_sample(tmp_path / "now.h5")
+    assert described(tmp_path / "now.h5") == described(SAMPLES / f"v{FORMAT_VERSION}.h5")
 
 
 if __name__ == "__main__":
     os.chdir(SAMPLES)
-    write_sample(f"v{FORMAT_VERSION}.zarr")
+    for suffix in ("zarr", "h5"):
+        if not Path(f"v{FORMAT_VERSION}.{suffix}").exists():
+            write_sample(f"v{FORMAT_VERSION}.{suffix}")
