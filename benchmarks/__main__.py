@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 
 import torch
 
-from benchmarks import two_ranks
+from benchmarks import many_read_chunks, two_ranks
 from benchmarks.peers import FILE, MEMCPY, TORCH, Act, Peer, empty_files, peers
 from benchmarks.workloads import WORKLOADS, State, check_equal
 
@@ -30,6 +30,7 @@ checked bit for bit. *x torch*: how many times faster than torch's own `FileSyst
 `fsync`) of the same bytes to one file, or for `readinto` from it, over the time taken. Compare
 rows of one table only.
 """
+_NAMES = [*WORKLOADS, "two-large", "two-gpt", "chunks"]
 _HEADER = """\
 | | save s | x torch | of limit | load s | x torch | of limit | bytes | files |
 |---|---|---|---|---|---|---|---|---|
@@ -55,7 +56,7 @@ def main() -> None:
         places = {"memory": Path(memory), "disk": Path(disk)}
         report = _heading(places, options)
         print(report, flush=True)
-        for workload in options.workload or [*WORKLOADS, "two"]:
+        for workload in options.workload or _NAMES:
             for place in places:
                 section = _section(workload, place, places[place], options)
                 print(section, flush=True)
@@ -66,8 +67,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    names = [*WORKLOADS, "two"]
-    parser.add_argument("--workload", action="append", choices=names, help="all by default")
+    parser.add_argument("--workload", action="append", choices=_NAMES, help="all by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of tiny sizes")
     parser.add_argument("--disk", type=Path, default=Path(gettempdir()), metavar="DIR")
@@ -78,9 +78,12 @@ def _options() -> argparse.Namespace:
 
 
 def _section(workload: str, place: str, directory: Path, options: argparse.Namespace) -> str:
-    if workload == "two":
-        times = two_ranks.measure(directory, options.rounds, quick=options.quick)
-        title = f"`large` as Shard(0) on {two_ranks.RANKS} gloo processes, {place}"
+    if workload == "chunks":
+        return many_read_chunks.section(directory, place, quick=options.quick)
+    if workload.startswith("two"):
+        name = workload.removeprefix("two-")
+        times = two_ranks.measure(name, directory, options.rounds, quick=options.quick)
+        title = f"`{name}` as Shard(0) on {two_ranks.RANKS} gloo processes, {place}"
         return f"## {title}\n\n{_two_table(times)}"
     measure(workload, WORKLOADS[workload](quick=True), directory, 1)  # warms up
     state = WORKLOADS[workload](quick=options.quick)
@@ -98,6 +101,8 @@ def measure(workload: str, state: State, directory: Path, rounds: int) -> dict[s
     for number in range(rounds):
         first = number % len(contestants)
         for peer in contestants[first:] + contestants[:first]:
+            if peer.slow and number:
+                continue
             scratch = Path(mkdtemp(dir=directory))
             _once(peer, state, target, scratch / "checkpoint", samples[peer.name])
             empty_files(scratch)
@@ -144,12 +149,18 @@ def _spread(times: list[float]) -> str:
     return f"{median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
 
 
-def _two_table(times: dict[str, list[float]]) -> str:
-    rows = [
-        f"| {name} | {_spread(seconds)} | {median(times[TORCH]) / median(seconds):.2f} |\n"
-        for name, seconds in times.items()
-    ]
-    return "| | save s | x torch |\n|---|---|---|\n" + "".join(rows)
+def _two_table(times: two_ranks.Times) -> str:
+    rows = []
+    for name, (save_s, load_s) in times.items():
+        ratios = [
+            median(times[TORCH][act]) / median(seconds)
+            for act, seconds in enumerate((save_s, load_s))
+        ]
+        rows.append(
+            f"| {name} | {_spread(save_s)} | {ratios[0]:.2f} "
+            f"| {_spread(load_s)} | {ratios[1]:.2f} |\n"
+        )
+    return "| | save s | x torch | load s | x torch |\n|---|---|---|---|---|\n" + "".join(rows)
 
 
 def _heading(places: dict[str, Path], options: argparse.Namespace) -> str:

@@ -10,13 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
+import torch
+import torch.distributed as dist
 from crc32c import crc32c
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+import dcp_zarr
 from benchmarks.workloads import State, octets
-from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
 
 Act = Callable[[State, Path], None]
 
@@ -34,12 +39,17 @@ class Peer:
     name: str
     save: Act
     load: Act
+    slow: bool = False
+    """Whether one round has to do."""
 
 
 def peers(workload: str, state: State) -> list[Peer]:
     """Return the peers of a workload."""
-    found = [torch_peer(), *map(zarr_peer, (None, "fast", "small"))]
-    found += [zarr_peer(compression, suffix=".zip") for compression in (None, "fast")]
+    found = [torch_peer(), *map(our_peer, (None, "fast", "small"))]
+    found += [our_peer(compression, suffix=".zip") for compression in (None, "fast")]
+    found += [our_peer(compression, suffix=".h5") for compression in (None, "fast", "small")]
+    if workload == "small":
+        found += [h5py_peer(None), h5py_peer(1)]
     if workload == "large":
         found.append(Peer("safetensors, fsync / copy", _safetensors_save, _safetensors_load))
     file = Peer(FILE, _file_save, _file_load)
@@ -52,16 +62,67 @@ def torch_peer(*, no_dist: bool = True) -> Peer:
     return _dcp_peer(TORCH, dcp.FileSystemWriter, dcp.FileSystemReader, no_dist=no_dist)
 
 
-def zarr_peer(compression: str | None, *, suffix: str = "", no_dist: bool = True) -> Peer:
+def our_peer(compression: str | None, *, suffix: str = "", no_dist: bool = True) -> Peer:
     """Return dcp_zarr with one compression, and every other option at its default."""
     name = f"dcp_zarr {compression}" + f", {suffix}" * bool(suffix)
-    name += " (all defaults)" * (compression == "fast" and not suffix)
+    name += " (all defaults)" * ((compression, suffix) in (("fast", ""), ("small", ".h5")))
     return _dcp_peer(
         name,
-        lambda path: ZarrStorageWriter(f"{path}{suffix}", compression=compression),
-        lambda path: ZarrStorageReader(f"{path}{suffix}"),
+        lambda path: dcp_zarr.storage_writer(f"{path}{suffix}", compression=compression),
+        lambda path: dcp_zarr.storage_reader(f"{path}{suffix}"),
         no_dist=no_dist,
     )
+
+
+def h5py_peer(gzip: int | None) -> Peer:
+    """Return one process that writes all tensors with h5py; sharded ones are gathered first.
+
+    bfloat16 goes as unsigned integers, in chunks that h5py chooses, as one would do it by hand.
+    """
+
+    def save(state: State, path: Path) -> None:
+        whole = {fqn: _gathered(tensor) for fqn, tensor in state.items()}
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            with h5py.File(path, "w") as file:
+                for fqn, tensor in whole.items():
+                    options = {"compression": "gzip", "compression_opts": gzip, "shuffle": True}
+                    file.create_dataset(
+                        fqn, data=_bits(tensor), **(options if gzip and tensor.ndim else {})
+                    )
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+        if dist.is_initialized():
+            dist.barrier()
+
+    def load(state: State, path: Path) -> None:
+        with h5py.File(path) as file:
+            for fqn, tensor in state.items():
+                local, rows = _local(tensor)
+                out = _bits(local)
+                if out.size:
+                    file[fqn].read_direct(out, rows)
+
+    name = f"h5py, one writer, gzip {gzip}" if gzip else "h5py, one writer"
+    return Peer(name, save, load, slow=bool(gzip))
+
+
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Return this rank's part, and which rows of the whole it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor, ()
+    _, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    local = tensor.to_local()
+    return local, slice(offsets[0], offsets[0] + len(local))
+
+
+def _bits(tensor: torch.Tensor) -> Any:  # noqa: ANN401
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _dcp_peer(
@@ -148,6 +209,6 @@ def empty_files(directory: Path) -> None:
     ext4 does not reuse inodes for minutes after they are freed, and creates files at a tenth of
     its speed while it steps over many of them: removing one checkpoint would slow the next save.
     """
-    for path in directory.rglob("*"):
+    for path in [directory, *directory.rglob("*")]:
         if path.is_file():
             os.truncate(path, 0)
