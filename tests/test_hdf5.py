@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -425,3 +426,31 @@ def metadata_needed(entries):
     needed = build.file.get_filesize()
     build.close()
     return needed
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_read_chunks_take_little_time_and_memory(monkeypatch):
+    spent = {}
+    real = dcp_zarr.HDF5StorageWriter.finish
+
+    def finish(*arguments, **named):
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        before, started = peak_nbytes(), time.process_time()
+        real(*arguments, **named)
+        spent.update(seconds=time.process_time() - started, nbytes=peak_nbytes() - before)
+
+    monkeypatch.setattr(dcp_zarr.HDF5StorageWriter, "finish", finish)
+    state = {f"l.{n // 10}.w{n % 10}": torch.randn(12_800) for n in range(2000)}
+    dcp_zarr.save(state, "x.h5", read_chunk_bytes=1024)
+    assert spent["seconds"] < 5
+    assert spent["nbytes"] < 500e6
+    with h5py.File("x.h5") as file:
+        assert file["l/7/w3"].id.get_num_chunks() == 50
+        np.testing.assert_array_equal(file["l/7/w3"][:], state["l.7.w3"].numpy())
+    with dcp_zarr.open_checkpoint("x.h5") as opened:
+        assert opened.verify() == []
+
+
+def peak_nbytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from dcp_zarr.schema import Entry, Schema
 
 
+_NOWHERE = 1 << 62
+
+
 class MisplacedError(DcpZarrError):
     """libhdf5 puts read chunks elsewhere than where they lie."""
 
@@ -70,7 +73,7 @@ def in_place(fd: int, contents: Contents) -> None:
     """
     placed = contents.placed
     first = int(placed[0, 2]) if len(placed) else 0
-    end = int(placed[-1, 2:4].sum()) if len(placed) else 0
+    end = int(placed[-1, 2:4].sum()) if len(placed) else _NOWHERE
     file = SparseFile(end, end)
     with _building(file, contents) as build:
         starts, sizes = placed[:, 2], placed[:, 3]
@@ -87,13 +90,23 @@ def in_place(fd: int, contents: Contents) -> None:
         gaps = [first - file.start, *between.tolist()] if len(placed) else []
         build.put(placed[:, :4].tolist(), gaps, lambda _, nbytes: nothing[:nbytes])
         lying = _lying(build, contents)
-        if file.passed != max(end - file.start, 0) or not np.array_equal(lying, _expected(placed)):
+        if not np.array_equal(lying, _expected(placed)):
             raise MisplacedError("libhdf5 did not allocate at the end of the file.")
         _append(build, contents, lying)
         build.remove_gaps()
-    write_all(fd, end, [memoryview(file.tail)])
-    write_all(fd, 0, [memoryview(file.head)])
-    os.ftruncate(fd, max(file.size, end + len(file.tail)))
+    if file.passed != (end - file.start if len(placed) else 0):
+        raise MisplacedError("libhdf5 wrote something else among the read chunks.")
+    _write_around(fd, file)
+
+
+def _write_around(fd: int, file: SparseFile) -> None:
+    """Write what libhdf5 made around the read chunks; the signature last."""
+    head, behind = memoryview(file.head), len(hdf5_format.SIGNATURE)
+    if file.tail:
+        write_all(fd, file.end, [memoryview(file.tail)])
+    write_all(fd, behind, [head[behind:]])
+    os.ftruncate(fd, max(file.size, file.end + len(file.tail) if file.tail else len(head)))
+    write_all(fd, 0, [head[:behind]])
 
 
 def copied(fd: int, path: str | os.PathLike[str], contents: Contents) -> None:

@@ -166,12 +166,12 @@ class HDF5Source(LocalSource):
         """Describe each data set that is missing or not the one that was saved."""
         if self._rewritten:
             yield "The file was written anew by another program: no checksum can be checked."
-        for array, dtype, codec in self._schema.arrays():
-            try:
-                with self._hdf5() as file:
+        with self._hdf5() as file:
+            for array, dtype, codec in self._schema.arrays():
+                try:
                     yield from self._differences(file, array, dtype, codec)
-            except CorruptionError as error:
-                yield f"Data set {array.path!r}: {error}"
+                except _H5PY_ERRORS as error:
+                    yield f"Data set {array.path!r} cannot be read: {error}"
 
     def _differences(
         self,
