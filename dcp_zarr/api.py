@@ -98,6 +98,10 @@ def save(
     >>> _ = save({"w": torch.ones(4)}, "step-1.zarr")
     """
     hdf5 = is_hdf5(local_path(path))
+    if hdf5 and write_chunk_bytes != WRITE_CHUNK_BYTES:
+        raise OptionError(
+            "write_chunk_bytes is for Zarr stores: an HDF5 file holds read chunks one by one."
+        )
     if compression == "default":
         compression = "small" if hdf5 else "fast"
     writer = storage_writer(

@@ -33,12 +33,12 @@ _MAX_VALUE_LENGTH = 60
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint to look at it or to read parts. No process group, no torch.
 
-    Only the root document is read.
+    Only the schema is read.
 
     Parameters
     ----------
     path
-        Path of a ``.zarr`` directory that dcp_zarr saved.
+        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file.
 
     Raises
     ------

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHECKSUM_BYTES = 4
+_MAX_GZIP_LEVEL = 9
 SHUFFLE_ZLIB = "shuffle_zlib"
 """Name of the codec that is HDF5's filters shuffle and deflate."""
 SMALL_MIN_BYTES = 256 << 10
@@ -319,6 +320,12 @@ def _check(compression: object, where: str) -> None:
     kind = getattr(compression, "codec_id", None)
     if not isinstance(compression, numcodecs.abc.Codec) or kind not in ("blosc", "zstd", "gzip"):
         raise OptionError(f"compression={compression!r}{where} is not one of {_ALLOWED}.")
+    if kind == "gzip" and not 0 <= compression.level <= _MAX_GZIP_LEVEL:
+        raise OptionError(f"compression={compression!r}{where}: levels of gzip are 0 to 9.")
+    try:
+        compression.encode(bytes(8))
+    except (ValueError, RuntimeError) as error:
+        raise OptionError(f"compression={compression!r}{where} cannot be used: {error}.") from error
 
 
 def _codec(compression: Compression, itemsize: int, read_chunk_nbytes: int) -> Codec:

@@ -74,8 +74,16 @@ class Target(Protocol):
     def open_sink(self, rank: int, slab: Slab | None) -> Sink:
         """Open the place for a rank's bytes: its slabs, where the container is one file."""
 
-    def open_last_sink(self, ranks: int) -> Sink:
-        """Open the place for the coordinator's bytes, when so many ranks are done with theirs."""
+    def open_last_sink(self, ranks: int, tensors: Iterable[TensorEntry]) -> Sink:
+        """Open the place for the coordinator's bytes, when so many ranks are done with theirs.
+
+        Parameters
+        ----------
+        ranks
+            How many.
+        tensors
+            All tensors of the save, as they were planned.
+        """
 
     def read_staged(self, rank: int, name: str, offset: int, nbytes: int) -> bytes:
         """Read from a rank's staging file; fewer bytes where it ends. Coordinator only.
@@ -131,7 +139,9 @@ class Extent(NamedTuple):
     nbytes: int
     """Its size."""
     crc: bytes | None = None
-    """Its checksum; None where that is its last bytes, empty where nobody knows it."""
+    """Its checksum; None where that is its last bytes."""
+    is_checked: bool = True
+    """Whether it has a checksum at all."""
 
 
 class StoredObject(Protocol):

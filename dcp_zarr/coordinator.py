@@ -100,7 +100,8 @@ def complete(
     _check_placed(target, layouts, assignments)
     stored = _stored_nbytes(tensors, results)
     objects_codec = options.compression.codec(OBJECTS_PATH, 1, MAX_PACKED_OBJECT_BYTES)
-    sink = target.open_last_sink(len(results))
+    planned = (tensor_entry(layouts[fqn], plan, options) for fqn, plan in tensors.items())
+    sink = target.open_last_sink(len(results), planned)
     try:
         cut = _cut_jobs(target, pieces.find_pieces(assignments), placement, tensors, options)
         for fqn, nbytes in engine.write(cut, sink, limits).items():

@@ -241,8 +241,11 @@ def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryvie
     start = run[0][0].offset
     scratch = _buffer("stored", max(extent.offset + extent.nbytes for extent, _ in run) - start)
     stored.read_into(start, [scratch])
-    for (offset, nbytes, crc), read_chunk in run:
+    for (offset, nbytes, crc, is_checked), read_chunk in run:
         first, end = offset - start, offset - start + nbytes
+        if not is_checked:
+            yield read_chunk, scratch[first:end], checksum(scratch[first:end])
+            continue
         if crc is not None:
             yield read_chunk, scratch[first:end], crc
             continue
@@ -305,9 +308,9 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: De
     buffers: list[memoryview] = []
     to_check: list[tuple[memoryview, Buffer, Shape]] = []
     end = run[0][0].offset
-    for number, ((offset, nbytes, crc), read_chunk) in enumerate(run):
+    for number, ((offset, nbytes, crc, is_checked), read_chunk) in enumerate(run):
         out = destination(read_chunk)
-        if out is None or offset != end:
+        if out is None or offset != end or not is_checked:
             return False
         buffers.append(out)
         expected: Buffer
@@ -327,8 +330,7 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: De
 
 
 def _check(encoded: memoryview, crc: Buffer, array: ArrayLayout, read_chunk: Shape) -> None:
-    unknown = isinstance(crc, bytes) and not crc
-    if not unknown and checksum(encoded) != crc:
+    if checksum(encoded) != crc:
         box = array.read_grid.box(read_chunk)
         raise CorruptionError(f"The checksum of its read chunk {box} does not hold.")
 

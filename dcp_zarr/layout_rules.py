@@ -167,6 +167,8 @@ def _choose(
     shape = tiling.shape
     one = tuple(max(n, 1) for n in shape)
     nbytes = prod(shape) * itemsize
+    if not nbytes and prod(one) > options.most_read_chunk_bytes:
+        return (1,) * len(shape), (1,) * len(shape), 0
     if len(tiling) > 1 and nbytes <= SMALL_TENSOR_BYTES:
         return one, one, nbytes
     steps = _steps(tiling)

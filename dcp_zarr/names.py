@@ -8,6 +8,8 @@ every file system: letters, digits, ``_`` and ``-`` stand for themselves, every 
 ==================  ====================================================================
 ``~_value``         entry whose FQN is also a prefix of another's
 ``~_objects``       the array that holds small objects
+``~_schema``        in an HDF5 file, the schema
+``~_read_chunks``   in an HDF5 file, where read chunks lie, and their checksums
 ``~_long``          group of entries whose path would be too long or too deep
 ==================  ====================================================================
 """

@@ -125,15 +125,7 @@ def schema_from_json(value: Json, *, where: str) -> Schema:
     CorruptionError
         If it is not what was written.
     """
-    version = value.get("format_version") if isinstance(value, dict) else None
-    if type(version) is not int or version < 1:
-        raise FormatError(f"{where!r} is not a dcp_zarr checkpoint.", path=where)
-    if version > FORMAT_VERSION:
-        raise FormatError(
-            f"{where!r} has format version {version}; this dcp_zarr reads up to "
-            f"{FORMAT_VERSION}. Install a newer dcp_zarr, or read it with zarr.",
-            path=where,
-        )
+    check_version(value, where=where)
     content = {key: item for key, item in value.items() if key != "digest"}
     try:
         found = digest(content)
@@ -150,6 +142,25 @@ def schema_from_json(value: Json, *, where: str) -> Schema:
         "its content. Restore it from a copy.",
         path=where,
     )
+
+
+def check_version(value: Json, *, where: str) -> None:
+    """Raise unless something with a ``format_version`` is of a version that can be read.
+
+    Raises
+    ------
+    FormatError
+        If it is of a newer version, or has none.
+    """
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if type(version) is not int or version < 1:
+        raise FormatError(f"{where!r} is not a dcp_zarr checkpoint.", path=where)
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"{where!r} has format version {version}; this dcp_zarr reads up to "
+            f"{FORMAT_VERSION}. Install a newer dcp_zarr, or read it with zarr or h5py.",
+            path=where,
+        )
 
 
 def _schema_from_json(value: dict[str, Json]) -> Schema:

@@ -15,7 +15,8 @@ from numcodecs.zlib import Zlib
 
 path, fqn, dtype = sys.argv[1:]
 file = h5py.File(path)
-schema = json.loads(file.attrs["dcp_zarr"])
+assert json.loads(file.attrs["dcp_zarr"])["format_version"] == 1
+schema = json.loads(file["~_schema"][()])
 unsigned = {key: value for key, value in schema.items() if key != "digest"}
 canonical = json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
 assert hashlib.sha256(canonical).hexdigest() == schema["digest"]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
 import dcp_zarr
 from dcp_zarr import tensors
@@ -189,7 +189,7 @@ class TestTools:
         assert "error" not in tool("h5dump", "x.h5").lower()
 
     def test_h5stat_accounts_for_the_file(self):
-        assert "# of unique datasets: 8" in tool("h5stat", "x.h5")
+        assert "# of unique datasets: 9" in tool("h5stat", "x.h5")
 
     def test_a_repacked_file_has_the_same_values(self):
         tool("h5repack", "x.h5", "y.h5")
@@ -234,8 +234,10 @@ class TestLayout:
         assert (found["text"], found["list"]) == (state["text"], state["list"])
         assert all(torch.equal(found[name], value) for name, value in names.items())
         with h5py.File("x.h5") as file:
-            assert len(file["w"].attrs["dcp_zarr"]) > 64 << 10
-            assert len(file.attrs["dcp_zarr"]) > 100 << 10
+            assert len(file["~_schema"][()]) > 256 << 10
+            assert '"tiling"' not in file["w"].attrs["dcp_zarr"].decode()
+        tool("h5repack", "x.h5", "y.h5")
+        tool("h5diff", "x.h5", "y.h5")
 
     def test_names_may_be_prefixes_of_others(self):
         state = {"w": torch.ones(1), "w.scale": torch.ones(2), "w.scale.x": torch.ones(3)}
@@ -277,6 +279,25 @@ class TestLayout:
         assert not caplog.records
         assert_equal(load(), state)
 
+    @pytest.mark.parametrize("compression", ["small", None, "fast"])
+    def test_many_read_chunks_may_be_one_byte(self, compression, caplog):
+        state = {"w": torch.arange(5, dtype=torch.uint8), "v": torch.randn(400, 300)}
+        dcp_zarr.save(state, "x.h5", read_chunk_bytes=1, compression=compression)
+        assert ("is copied instead" in caplog.text) == (compression != "fast")
+        assert_equal(load(), state)
+        assert dcp_zarr.open_checkpoint("x.h5").verify() == []
+        with h5py.File("x.h5") as file:
+            assert file["w"][:].tolist() == [0, 1, 2, 3, 4]
+
+    def test_cached_plans_leave_room_for_metadata(self, caplog):
+        planner, writer = DefaultSavePlanner(enable_plan_caching=True), dcp_zarr.HDF5StorageWriter()
+        for step in range(3):
+            state = {f"w{n}": torch.full((1 << 18,), float(step)) for n in range(16)}
+            options = {"storage_writer": writer, "planner": planner, "no_dist": True}
+            torch.distributed.checkpoint.save(state, checkpoint_id=f"{step}.h5", **options)
+            assert_equal(load(f"{step}.h5"), state)
+        assert "copied" not in caplog.text
+
     def test_the_file_is_no_hdf5_file_before_the_end(self):
         _, states = mixed_state()
         writers = [dcp_zarr.HDF5StorageWriter("x.h5") for _ in states]
@@ -289,6 +310,71 @@ class TestLayout:
         assert os.listdir() == [".x.h5.partial"]
         writers[0].finish(metadata, results)
         assert os.listdir() == ["x.h5"]
+
+
+class TestRewritten:
+    """A file that h5py wrote anew, with other data sets than those that were saved."""
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            np.full(20_000, 1e300),
+            np.zeros(20_000, "i4"),
+            np.zeros(20_000, "S400"),
+            np.zeros(5, "f4"),
+        ],
+        ids=["f8", "i4", "S400", "f4 of another shape"],
+    )
+    def test_another_type_or_shape_is_refused(self, other):
+        dcp_zarr.save({"w": torch.arange(20_000.0)}, "x.h5")
+        with h5py.File("x.h5") as file, h5py.File("y.h5", "w") as copy:
+            hdf5_format.set_attribute(copy.id, hdf5_format.attribute(file.id))
+            for name in ("~_schema", "~_read_chunks"):
+                file.copy(name, copy)
+            copy["w"] = other
+        with pytest.warns(UserWarning, match="written anew"):
+            opened = dcp_zarr.open_checkpoint("y.h5")
+        with pytest.raises(dcp_zarr.CorruptionError, match="'w' has another shape or type"):
+            np.asarray(opened["w"])
+        assert "Data set 'w' was changed after the save" in "\n".join(map(str, opened.verify()))
+
+    def test_a_filter_that_is_not_there_is_named(self):
+        dcp_zarr.save({"w": torch.arange(200_000.0)}, "x.h5", compression="fast")
+        tool("h5repack", "x.h5", "y.h5")
+        program = "import dcp_zarr; dcp_zarr.load('y.h5')"
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "import hdf5plugin first" in done.stderr
+
+    def test_a_table_of_any_size_is_refused(self):
+        dcp_zarr.save({"w": torch.arange(200.0)}, "x.h5")
+        with h5py.File("x.h5", "r+") as file:
+            del file["~_read_chunks"]
+            made = file.create_dataset("~_read_chunks", (2**36, 3), "u8", chunks=(1024, 3))
+            hdf5_format.set_attribute(made.id, b'{"sha256":"0","offset":0}')
+        with pytest.raises(dcp_zarr.CorruptionError, match="table of read chunks"):
+            load()
+
+    def test_a_damaged_list_of_links_is_found(self):
+        dcp_zarr.save({f"w{n}": torch.ones(2) for n in range(12)}, "x.h5")
+        content = bytearray(Path("x.h5").read_bytes())
+        content[content.index(b"FSHD") + 10] ^= 1
+        Path("x.h5").write_bytes(content)
+        with dcp_zarr.open_checkpoint("x.h5") as opened:
+            assert "cannot be listed" in "\n".join(map(str, opened.verify()))
+
+    def test_a_text_of_another_kind_is_refused(self):
+        dcp_zarr.save({"w": torch.ones(2)}, "x.h5")
+        with h5py.File("x.h5", "r+") as file:
+            text = file["~_schema"][()]
+            del file["~_schema"]
+            file["~_schema"] = np.frombuffer(text, np.uint8)
+        with pytest.raises(dcp_zarr.CorruptionError, match="~_schema is not one text"):
+            load()
 
 
 class TestCopied:
@@ -418,7 +504,7 @@ def test_room_for_metadata_is_enough_and_not_much_more(count, name):
 def metadata_needed(entries):
     from dcp_zarr.containers.hdf5_build import Build, SparseFile
 
-    build = Build(hdf5_format.new_file(SparseFile(1 << 50, 1 << 50)))
+    build = Build(hdf5_format.new_file(SparseFile(1 << 50, 1 << 50)), in_place=True)
     for entry in entries:
         build.add_tensor(entry, hdf5_format.description(entry))
     build.add_gaps(2, single_bytes=False)

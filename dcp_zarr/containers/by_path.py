@@ -21,6 +21,7 @@ WRITE_CHUNK_BYTES = 8 << 20
 HDF5_READ_CHUNK_BYTES = 1 << 20
 """Largest size of a read chunk in an HDF5 file: what libhdf5 keeps, before version 2.0."""
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_ZIP_SIGNATURE = b"PK"
 
 
 def is_zip(path: str) -> bool:
@@ -64,16 +65,18 @@ def open_source(path: str) -> Source:
     found = Path(path)
     if found.exists() and not found.is_file():
         return DirectorySource(path)
-    if is_hdf5(path) or (found.exists() and _starts_as_hdf5(found)):
+    begins = _first_bytes(found) if found.exists() else b""
+    hdf5 = begins.startswith(_HDF5_SIGNATURE)
+    if hdf5 or (is_hdf5(path) and not begins.startswith(_ZIP_SIGNATURE)):
         from dcp_zarr.containers.hdf5_source import HDF5Source  # noqa: PLC0415  h5py takes long
 
         return HDF5Source(path)
     return ZipSource(path) if is_zip(path) or found.exists() else DirectorySource(path)
 
 
-def _starts_as_hdf5(path: Path) -> bool:
+def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+        return file.read(len(_HDF5_SIGNATURE))
 
 
 def new_target(path: str, *, hdf5: bool, overwrite: bool, sync: bool) -> Target:

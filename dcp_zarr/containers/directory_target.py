@@ -44,6 +44,8 @@ class DirectoryTarget(LocalTarget):
         self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}
         self._joined: list[str] = []
 
+    _kind = "a Zarr directory"
+
     def _replaceable(self, path: Path) -> bool:
         if not path.is_dir():
             return False
@@ -59,7 +61,7 @@ class DirectoryTarget(LocalTarget):
         """Open the partial directory for a rank."""
         return DirectorySink(self._open_partial(rank), rank, sync=self._sync)
 
-    def open_last_sink(self, ranks: int) -> DirectorySink:
+    def open_last_sink(self, ranks: int, tensors: Iterable[TensorEntry]) -> DirectorySink:
         """Open the coordinator's own. Coordinator only."""
         self._commit.check_unchanged()
         return self.open_sink(ranks)

@@ -57,6 +57,13 @@ class Contents:
         """The tensors, in the order of their numbers."""
         return list(self.schema.tensors.values())
 
+    @property
+    def has_tiny_read_chunks(self) -> bool:
+        """Whether the first read chunk of several is as small as what stands for it before."""
+        several = [hdf5_format.read_chunk_count(entry.array) > 1 for entry in self.tensors]
+        tiny = self.placed[(self.placed[:, 1] == 0) & (self.placed[:, 3] == 1), 0]
+        return any(several[number] for number in tiny.tolist())
+
     @cached_property
     def texts(self) -> list[bytes]:
         """Their descriptions."""
@@ -74,8 +81,10 @@ def in_place(fd: int, contents: Contents) -> None:
     placed = contents.placed
     first = int(placed[0, 2]) if len(placed) else 0
     end = int(placed[-1, 2:4].sum()) if len(placed) else _NOWHERE
+    if contents.has_tiny_read_chunks:
+        raise MisplacedError("A read chunk of several is one byte.")
     file = SparseFile(end, end)
-    with _building(file, contents) as build:
+    with _building(file, contents, in_place=True) as build:
         starts, sizes = placed[:, 2], placed[:, 3]
         between = starts[1:] - starts[:-1] - sizes[:-1]
         # Before the first read chunk there is what libhdf5 is about to make.
@@ -84,6 +93,7 @@ def in_place(fd: int, contents: Contents) -> None:
         build.add_gaps(steps, single_bytes=single_bytes)
         h5f.flush(build.file)
         file.start = build.file.get_filesize()
+        # A gap of one byte would go where the first byte of an index was.
         if len(placed) and (first < file.start or first - file.start == 1):
             raise MisplacedError(f"libhdf5 needs {file.start} bytes in front of byte {first}.")
         nothing = np.zeros(int(sizes.max(initial=0)), np.uint8).data
@@ -101,7 +111,7 @@ def in_place(fd: int, contents: Contents) -> None:
 
 def _write_around(fd: int, file: SparseFile) -> None:
     """Write what libhdf5 made around the read chunks; the signature last."""
-    head, behind = memoryview(file.head), len(hdf5_format.SIGNATURE)
+    head, behind = memoryview(file.head), hdf5_format.SIGNATURE_BYTES
     if file.tail:
         write_all(fd, file.end, [memoryview(file.tail)])
     write_all(fd, behind, [head[behind:]])
@@ -118,16 +128,16 @@ def copied(fd: int, path: str | os.PathLike[str], contents: Contents) -> None:
             raise SaveError(f"What the ranks wrote ends before byte {offset + nbytes}.")
         return stored
 
-    with open(path, "x+b", buffering=0) as file, _building(file, contents) as build:
+    with open(path, "x+b", buffering=0) as file, _building(file, contents, in_place=False) as build:
         placed: list[Any] = contents.placed[:, :4].tolist()
         build.put(placed, [0] * len(placed), content)
         _append(build, contents, _lying(build, contents))
 
 
 @contextmanager
-def _building(file: Any, contents: Contents) -> Iterator[Build]:  # noqa: ANN401
+def _building(file: Any, contents: Contents, *, in_place: bool) -> Iterator[Build]:  # noqa: ANN401
     """Give a new file with the data sets of all tensors; close it in the end."""
-    build = Build(hdf5_format.new_file(file))
+    build = Build(hdf5_format.new_file(file), in_place)
     try:
         for entry, text in zip(contents.tensors, contents.texts, strict=True):
             build.add_tensor(entry, text)
@@ -154,7 +164,7 @@ def _lying(build: Build, contents: Contents) -> NDArray[np.int64]:
     for number, entry in enumerate(contents.tensors):
         for offset, nbytes, mask in build.lying(number):
             found.append([offset, nbytes])
-            if mask and mask != hdf5_format.filter_mask(entry.array, entry.codec, nbytes):
+            if mask != hdf5_format.filter_mask(entry.array, entry.codec, nbytes):
                 raise SaveError(f"A chunk of {entry.array.path!r} has the filter mask {mask}.")
     crcs = _expected(contents.placed)[:, 2:]
     return np.concatenate([np.array(found, np.int64).reshape(-1, 2), crcs], axis=1)
@@ -177,7 +187,11 @@ def _append(build: Build, contents: Contents, lying: NDArray[np.int64]) -> None:
     texts = dict(zip((entry.array.path for entry in contents.tensors), contents.texts, strict=True))
     documents = {path: hdf5_format.digest(texts.get(path)) for path in arrays}
     described = schema_to_json(replace(schema, documents=documents))
-    hdf5_format.set_attribute(build.file, hdf5_format.json_text(described))
+    hdf5_format.create_text(build.file, hdf5_format.SCHEMA, hdf5_format.json_text(described))
+    told = {key: described[key] for key in ("format_version", "save_id")}
+    hdf5_format.set_attribute(
+        build.file, hdf5_format.json_text({**told, "schema": hdf5_format.SCHEMA})
+    )
 
 
 def _append_objects(

@@ -103,6 +103,8 @@ class Build:
 
     file: Any
     """The open file; its identifier in h5py's low-level interface."""
+    in_place: bool
+    """Whether read chunks are to come to lie where they lie already."""
     _groups: dict[str, Any] = field(default_factory=dict)
     _sets: list[tuple[Any, ArrayLayout, Codec]] = field(default_factory=list)
     _gaps: Any = None
@@ -112,7 +114,8 @@ class Build:
     def add(self, array: ArrayLayout, codec: Codec, kind: Any, text: bytes | None) -> int:  # noqa: ANN401
         """Create an array's data set, with its attribute; return its number.
 
-        Its index is made whole at once, so that nothing but read chunks is allocated afterwards.
+        In place, its index is made whole at once, so that nothing but read chunks is allocated
+        afterwards: by one byte that stands for the first read chunk.
         """
         parent, _, name = array.path.rpartition("/")
         made = hdf5_format.creation(array, codec)
@@ -120,7 +123,7 @@ class Build:
         created = h5d.create(self._group(parent), name.encode(), kind, space, made)
         if text is not None:
             hdf5_format.set_attribute(created, text)
-        if hdf5_format.read_chunk_count(array) > 1:
+        if self.in_place and hdf5_format.read_chunk_count(array) > 1:
             created.write_direct_chunk((0,) * len(array.shape), b"\0")
         self._sets.append((created, array, codec))
         return len(self._sets) - 1

@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import TensorEntry
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-"""First bytes of an HDF5 file."""
+SIGNATURE_BYTES = 8
+"""Size of what an HDF5 file begins with."""
 ATTRIBUTE = b"dcp_zarr"
-"""Name of our attribute: of the root, the schema; of a dataset, what it holds."""
+"""Name of our attribute: of the root, whose schema it is; of a data set, what it holds."""
+SCHEMA = "~_schema"
+"""Path of the data set that is the schema: one text. An attribute of more than 64 KiB has no
+checksum, and h5repack 1.10 refuses it."""
 READ_CHUNKS = "~_read_chunks"
 """Path of the dataset that tells offset, size and crc32c of each stored read chunk."""
 MAX_AXES = 32
@@ -187,16 +190,49 @@ def attribute(owner: Any) -> bytes | None:  # noqa: ANN401
         return None
     found = h5a.open(owner, ATTRIBUTE)
     kind = found.get_type()
-    if kind.get_class() != h5t.STRING or kind.is_variable_str() or found.shape != ():
+    if found.shape != () or kind != _text_type(kind.get_size()):
         return None
     text = np.empty((), f"S{kind.get_size()}")
     found.read(text, mtype=kind)
     return text.tobytes()
 
 
+def create_text(file: Any, path: str, text: bytes) -> None:  # noqa: ANN401
+    """Create a data set that is one text of fixed length, UTF-8."""
+    kind = _text_type(len(text))
+    created = h5d.create(file, path.encode(), kind, h5s.create(h5s.SCALAR))
+    created.write(h5s.ALL, h5s.ALL, np.frombuffer(text, f"S{len(text)}").reshape(()), mtype=kind)
+
+
+def read_text(file: Any, path: str, file_nbytes: int) -> bytes:  # noqa: ANN401
+    """Return a data set that is one text.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or longer than the file.
+    """
+    found = h5d.open(file, path.encode())
+    kind = found.get_type()
+    if found.shape != () or kind != _text_type(kind.get_size()) or kind.get_size() > file_nbytes:
+        raise ValueError(f"{path} is not one text")
+    text = np.empty((), f"S{kind.get_size()}")
+    found.read(h5s.ALL, h5s.ALL, text, mtype=kind)
+    return text.tobytes()
+
+
 def description(entry: TensorEntry) -> bytes:
-    """Return what a dataset's attribute says of its tensor, as JSON."""
-    return json_text(properties_to_json(entry))
+    """Return what a data set's attribute says of its tensor, as JSON.
+
+    What would make it too long for the data set's header stands in the schema alone.
+    """
+    described = properties_to_json(entry)
+    for member in ("tiling", "fqn"):
+        text = json_text(described)
+        if len(text) <= _LONGEST_ATTRIBUTE_BYTES:
+            break
+        del described[member]
+    return json_text(described)
 
 
 def digest(text: bytes | None) -> str:
@@ -261,7 +297,6 @@ def metadata_nbytes(entries: Iterable[TensorEntry], ranks: int) -> int:
         text, count = len(description(entry)), read_chunk_count(entry.array)
         nbytes += _DATASET_BYTES + text + 16 * len(entry.array.shape)
         nbytes += _INDEX_BYTES + _INDEXED_BYTES * count if count > 1 else 0
-        nbytes += _DENSE_ATTRIBUTE_BYTES if text > _LONG_ATTRIBUTE_BYTES else 0
         paths.append(entry.array.path)
     groups = names.parents(paths)
     links = Counter(path.rpartition("/")[0] for path in [*paths, *groups])
@@ -281,6 +316,4 @@ _MANY_LINKS = 8
 _DENSE_GROUP_BYTES = 2048
 _INDEX_BYTES = 128
 _INDEXED_BYTES = 18
-_LONG_ATTRIBUTE_BYTES = 60_000
-"""A longer attribute does not fit in its object's header."""
-_DENSE_ATTRIBUTE_BYTES = 8192
+_LONGEST_ATTRIBUTE_BYTES = 60_000

@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5s
+from h5py import h5d, h5o, h5s
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, NONE
 from dcp_zarr.commit import LocalCommit
@@ -30,7 +31,7 @@ from dcp_zarr.errors import CorruptionError, DcpZarrError, FormatError, SaveErro
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.local_files import read_all
 from dcp_zarr.schema import TensorEntry
-from dcp_zarr.schema_json import schema_from_json
+from dcp_zarr.schema_json import check_version, schema_from_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,13 +103,10 @@ class HDF5Source(LocalSource):
                     "has no text attribute 'dcp_zarr'. Open it with h5py.",
                     path=self._where,
                 )
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise CorruptionError(
-                    f"The schema in {self._where!r} is not JSON: {error}.", path=self._where
-                ) from error
-            schema = schema_from_json(value, where=self._where)
+            check_version(_json(text), where=self._where)
+            nbytes = os.fstat(self._opened()).st_size
+            text = hdf5_format.read_text(file, hdf5_format.SCHEMA, nbytes)
+            schema = schema_from_json(_json(text), where=self._where)
             table = h5d.open(file, hdf5_format.READ_CHUNKS.encode())
             rewritten = hdf5_format.table_claims(table)["offset"] != (table.get_offset() or 0)
         if not rewritten:
@@ -135,11 +133,12 @@ class HDF5Source(LocalSource):
         ends = np.cumsum([hdf5_format.read_chunk_count(array) for array in arrays]).tolist()
         with self._hdf5() as file:
             stored = h5d.open(file, hdf5_format.READ_CHUNKS.encode())
-            table = np.empty(stored.shape, "<u8")
+            sound = stored.shape == (ends[-1] if ends else 0, 3)
+            table = np.empty(stored.shape if sound else (0, 3), "<u8")
             if table.size:
                 stored.read(h5s.ALL, h5s.ALL, table)
-            sound = hdf5_format.table_claims(stored)["sha256"] == hdf5_format.table_digest(table)
-        if not sound or table.shape != ((ends or [0])[-1], 3) or (table >= _MAX_NUMBERS).any():
+            sound &= hdf5_format.table_claims(stored)["sha256"] == hdf5_format.table_digest(table)
+        if not sound or (table >= _MAX_NUMBERS).any():
             raise CorruptionError(
                 f"The table of read chunks in {self._where!r} was changed after the save. Restore "
                 "the file from a copy.",
@@ -152,6 +151,10 @@ class HDF5Source(LocalSource):
             for array, start, end in zip(arrays, starts, ends, strict=False)
         }
 
+    @cached_property
+    def _dtypes(self) -> dict[str, DType]:
+        return {array.path: dtype for array, dtype, _ in self._schema.arrays()}
+
     @contextmanager
     def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[StoredObject]:
         """Open an array: all its read chunks are one object."""
@@ -160,7 +163,11 @@ class HDF5Source(LocalSource):
             yield _StoredArray(fd, os.fstat(fd).st_size, array, rows)
             return
         with self._hdf5() as file:
-            yield _DecodedArray(h5d.open(file, array.path.encode()), array)
+            found = h5d.open(file, array.path.encode())
+            expected = hdf5_format.stored_type(self._dtypes[array.path])
+            if found.shape != array.shape or found.get_type() != expected:
+                raise CorruptionError(f"Data set {array.path!r} has another shape or type.")
+            yield _DecodedArray(found, array)
 
     def damaged_documents(self) -> Iterator[str]:
         """Describe each data set that is missing or not the one that was saved."""
@@ -172,6 +179,10 @@ class HDF5Source(LocalSource):
                     yield from self._differences(file, array, dtype, codec)
                 except _H5PY_ERRORS as error:
                     yield f"Data set {array.path!r} cannot be read: {error}"
+            try:
+                h5o.visit(file, lambda _: None)
+            except _H5PY_ERRORS as error:
+                yield f"The groups cannot be listed: {error}"
 
     def _differences(
         self,
@@ -192,11 +203,15 @@ class HDF5Source(LocalSource):
         if not hdf5_format.same_creation(found.get_create_plist(), array, codec):
             yield f"The filters of data set {array.path!r} were changed after the save."
         try:
-            told = [row[:2] for row in lying(found, array)]
+            told = lying(found, array)
         except SaveError as error:
             yield str(error)
             return
-        if told != self._table()[array.path][:, :2].tolist():
+        expected = [
+            [offset, nbytes, hdf5_format.filter_mask(array, codec, nbytes)]
+            for offset, nbytes, _ in self._table()[array.path].tolist()
+        ]
+        if told != expected:
             yield f"The index of data set {array.path!r} was changed after the save."
 
 
@@ -261,7 +276,7 @@ class _DecodedArray:
         """Return where decoded read chunks would lie."""
         nbytes = self.array.read_chunk_nbytes
         places = _places(self.array, read_chunks)
-        return [Extent(place * nbytes, nbytes, b"") for place in places.tolist()]
+        return [Extent(place * nbytes, nbytes, is_checked=False) for place in places.tolist()]
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers with the bytes from `offset` on."""
@@ -276,6 +291,15 @@ class _DecodedArray:
 
     def _read_chunk(self, place: int) -> bytes:
         """Return a decoded read chunk; what overhangs the array is zeros."""
+        try:
+            return self._decode(place)
+        except _H5PY_ERRORS as error:
+            raise CorruptionError(
+                f"libhdf5 cannot decode it: {error}. Where it was saved with 'fast', Blosc or "
+                "Zstd, import hdf5plugin first."
+            ) from error
+
+    def _decode(self, place: int) -> bytes:
         array = self.array
         bits = np.zeros(array.read_chunk_shape, f"V{array.itemsize}")
         space = self.found.get_space()
@@ -289,6 +313,13 @@ class _DecodedArray:
         else:
             self.found.read(h5s.ALL, h5s.ALL, bits, mtype=self.found.get_type())
         return bits.tobytes()
+
+
+def _json(text: bytes) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the schema is no JSON of a schema") from error
 
 
 def _places(array: ArrayLayout, read_chunks: Sequence[Shape]) -> NDArray[np.int64]:

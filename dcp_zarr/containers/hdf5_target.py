@@ -47,7 +47,8 @@ class HDF5Target(OneFileTarget):
         self._placed_by: dict[int, tuple[list[str], NDArray[np.int64]]] = {}
         self._paths_by: dict[int, set[str]] = {}
         self._last: HDF5Sink | None = None
-        self._reserved = 0
+
+    _kind = "an HDF5 file"
 
     def _replaceable(self, path: Path) -> bool:
         return path.is_file() and (not path.stat().st_size or is_checkpoint(path))
@@ -78,7 +79,7 @@ class HDF5Target(OneFileTarget):
 
     def _end(self, ranks: int) -> int:
         ends = (self._notes(rank)[1][:, 2:4].sum(axis=1) for rank in range(ranks))
-        return max([self._reserved, *(int(of_rank.max(initial=0)) for of_rank in ends)])
+        return max((int(of_rank.max(initial=0)) for of_rank in ends), default=0)
 
     def _notes(self, rank: int) -> tuple[list[str], NDArray[np.int64]]:
         """Return what a rank placed: paths of arrays, and for each read chunk the number of one.
@@ -114,7 +115,7 @@ class HDF5Target(OneFileTarget):
             rows = self._rows(schema)
             if len(rows):
                 lying = rows[:, 2:4].astype(np.uint64)
-                rows[:, 2:4] = close_gaps(fd, lying, self._reserved)
+                rows[:, 2:4] = close_gaps(fd, lying, self._reserved or 0)
                 rows = rows[rows[:, 2].argsort()]
             objects = self._last.objects if self._last is not None else {}
             contents = hdf5_assembly.Contents(schema, rows, objects)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import ClassVar
 
 from dcp_zarr.commit import STAGING, LocalCommit
 from dcp_zarr.containers.staging import open_file
@@ -30,6 +31,9 @@ class LocalTarget(ABC):
         Whether bytes are made durable before the commit.
     """
 
+    _kind: ClassVar[str]
+    """What a checkpoint of this kind is."""
+
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         self._commit = LocalCommit(path)
         self._overwrite = overwrite
@@ -51,8 +55,8 @@ class LocalTarget(ABC):
         self._commit.recover()
         if path.exists() and not self._replaceable(path):
             raise CheckpointExistsError(
-                f"{self.where!r} exists and is not a dcp_zarr checkpoint; nothing was written. "
-                "Remove it, or save to another path.",
+                f"{self.where!r} exists and is not a dcp_zarr checkpoint in {self._kind}; nothing "
+                "was written. Remove it, or save to another path.",
                 path=self.where,
             )
         if path.exists() and not self._overwrite:

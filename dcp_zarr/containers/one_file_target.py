@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from dcp_zarr.containers.local_target import LocalTarget
@@ -13,6 +13,7 @@ from dcp_zarr.slabs import ALIGNMENT, Slab
 if TYPE_CHECKING:
     from dcp_zarr.container import Sink
     from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.schema import TensorEntry
 
 FILE = "store"
 """Name of the file in the partial directory."""
@@ -24,10 +25,16 @@ class OneFileTarget(LocalTarget):
 
     _ranks = 0
     """How many ranks take part; the coordinator knows."""
+    _reserved: int | None = None
+    """Where slabs begin at the earliest; the coordinator knows."""
 
     @abstractmethod
     def _sink(self, root: int, rank: int, slab: Slab, *, sync: bool) -> Sink:
         """Return a rank's way into the file; it closes the partial directory, `root`."""
+
+    @abstractmethod
+    def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
+        """Return what the container needs before all slabs. Coordinator only."""
 
     @abstractmethod
     def _end(self, ranks: int) -> int:
@@ -49,10 +56,12 @@ class OneFileTarget(LocalTarget):
             os.close(root)
             raise self._not_visible(rank) from error
 
-    def open_last_sink(self, ranks: int) -> Sink:
+    def open_last_sink(self, ranks: int, tensors: Iterable[TensorEntry]) -> Sink:
         """Open the file behind all that the ranks wrote. Coordinator only."""
         self._commit.check_unchanged()
-        start = -(-self._end(ranks) // ALIGNMENT) * ALIGNMENT
+        if self._reserved is None:  # where DCP's cache kept the plans
+            self._reserved = self.reserved_nbytes(tensors)
+        start = -(-max(self._reserved, self._end(ranks)) // ALIGNMENT) * ALIGNMENT
         root = self._open_partial(ranks)
         return self._sink(root, ranks, Slab(start, _ENDLESS, 0, 0, 0, 1), sync=False)
 

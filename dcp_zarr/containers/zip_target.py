@@ -42,6 +42,8 @@ class ZipTarget(OneFileTarget):
         super().__init__(path, overwrite=overwrite, sync=sync)
         self._entries: dict[int, dict[str, Entry]] = {}
 
+    _kind = "a zip file"
+
     def _replaceable(self, path: Path) -> bool:
         if not path.is_file():
             return False
