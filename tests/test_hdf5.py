@@ -418,6 +418,17 @@ class TestRefused:
         with pytest.raises(dcp_zarr.CheckpointExistsError):
             dcp_zarr.save({}, "x.h5")
 
+    def test_a_checkpoint_in_another_container(self):
+        dcp_zarr.save({"w": torch.ones(3)}, "x.zarr.zip")
+        Path("x.zarr.zip").rename("x.h5")
+        with pytest.raises(dcp_zarr.CheckpointExistsError, match="checkpoint in an HDF5 file"):
+            dcp_zarr.save({}, "x.h5")
+        assert dcp_zarr.load("x.h5")["w"].tolist() == [1, 1, 1]
+
+    def test_an_option_of_zarr_stores(self):
+        with pytest.raises(dcp_zarr.OptionError, match="write_chunk_bytes is for Zarr stores"):
+            dcp_zarr.save({}, "x.h5", write_chunk_bytes=5)
+
     def test_what_is_no_hdf5_file_at_all(self):
         Path("x.h5").write_bytes(b"nothing")
         with pytest.raises(dcp_zarr.CorruptionError, match="'x.h5' is not a whole HDF5 file"):

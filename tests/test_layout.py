@@ -126,3 +126,9 @@ def test_a_mesh_of_odd_sizes_makes_few_files():
     assert array.write_grid.counts == (1, 1)
     assignments = [Assignment(array, box) for box in boxes]
     assert pieces_part(assignments) < 1 / 8
+
+
+@pytest.mark.parametrize("shape", [(0, 2**63 - 1), (2**62, 0), (0, 10**6, 10**9)])
+def test_a_tensor_without_elements_may_have_any_shape(shape):
+    array, _ = layout_of(shape, (1,) * len(shape))
+    assert array.read_chunk_shape == (1,) * len(shape)

@@ -7,6 +7,7 @@ import inspect
 import re
 from pathlib import Path
 
+import numcodecs
 import pytest
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -80,6 +81,8 @@ def test_a_reader_pickles_after_it_was_used():
     ("options", "message"),
     [
         ({"dtype_encoding": "hex"}, "dtype_encoding='hex' is neither 'native' nor 'bits'"),
+        ({"compression": numcodecs.GZip(10)}, "GZip.level=10.: levels of gzip are 0 to 9"),
+        ({"compression": numcodecs.Blosc("snappy")}, "snappy.* cannot be used"),
         ({"thread_count": 0}, "thread_count=0 is not a whole number of at least 1"),
         (
             {"read_chunk_bytes": 1.5},
