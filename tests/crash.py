@@ -29,6 +29,8 @@ OPERATIONS = [
     "rmdir",
     "listdir",
     "replace",
+    "link",
+    "ftruncate",
 ]
 
 
