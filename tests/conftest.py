@@ -17,3 +17,9 @@ collect_ignore = ["crash.py", "hdf5_reader_from_format.py", "reader_from_format.
 def _in_temporary_directory(tmp_path, monkeypatch):
     """Run each test where its relative paths harm nobody."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["x.zarr", "x.zarr.zip", "x.h5"])
+def path(request):
+    """Return where to save a checkpoint: one path for each container."""
+    return request.param

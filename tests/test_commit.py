@@ -27,9 +27,9 @@ from tests import ranks
 REPOSITORY = Path(__file__).parents[1]
 
 
-def save(value=1.0, **options):
+def save(value=1.0, path="x.zarr", **options):
     state = {"w": torch.full((3,), value), "k": {f"{value}": torch.ones(2)}}
-    writer = dcp_zarr.ZarrStorageWriter("x.zarr", **options)
+    writer = dcp_zarr.storage_writer(path, **options)
     return ranks.save(lambda: writer, [{"w": state["w"], f"k{value}": torch.ones(2)}])
 
 
@@ -91,28 +91,28 @@ def test_a_symbolic_link_stays_a_link():
     assert Path("real/zarr.json").exists()
 
 
-def unfinished_save(value=1.0):
-    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+def unfinished_save(value=1.0, path="x.zarr"):
+    writer = dcp_zarr.storage_writer(path)
     planners, plans, metadata = ranks.plan([writer], [{"w": torch.full((3,), value)}])
     results = [writer.write_data(plans[0], planners[0]).wait()]
     return lambda: writer.finish(metadata, results)
 
 
-def test_a_save_that_never_finished_is_said_to_be_so():
-    unfinished_save()
+def test_a_save_that_never_finished_is_said_to_be_so(path):
+    unfinished_save(path=path)
     with pytest.raises(
-        IncompleteCheckpointError, match="never finished; what it wrote is in '.*.x.zarr.partial'"
+        IncompleteCheckpointError, match=f"never finished; what it wrote is in '.*.{path}.partial'"
     ):
-        dcp_zarr.open_checkpoint("x.zarr")
+        dcp_zarr.open_checkpoint(path)
 
 
-def test_of_two_saves_to_one_path_the_one_that_began_first_is_given_up():
-    finish_first = unfinished_save(1.0)
-    finish_second = unfinished_save(2.0)
-    with pytest.raises(SaveError, match="Another save to '.*x.zarr' began"):
+def test_of_two_saves_to_one_path_the_one_that_began_first_is_given_up(path):
+    finish_first = unfinished_save(1.0, path)
+    finish_second = unfinished_save(2.0, path)
+    with pytest.raises(SaveError, match=f"Another save to '.*{path}' began"):
         finish_first()
     finish_second()
-    assert (dcp_zarr.load("x.zarr")["w"] == 2).all()
+    assert (dcp_zarr.load(path)["w"] == 2).all()
 
 
 def test_a_straggler_of_a_dead_save_writes_where_nobody_looks():
@@ -137,13 +137,13 @@ def test_a_checkpoint_replaced_while_it_is_read_gives_the_old_or_an_error():
         checkpoint["w"][...]
 
 
-def test_ranks_that_see_other_saves_do_not_mix_them():
-    save(1.0)
-    reader = dcp_zarr.ZarrStorageReader("x.zarr")
+def test_ranks_that_see_other_saves_do_not_mix_them(path):
+    save(1.0, path)
+    reader = dcp_zarr.storage_reader(path)
     reader.read_metadata()
     (plan,) = reader.prepare_global_plan([torch.distributed.checkpoint.LoadPlan([])])
-    save(2.0)
-    other = dcp_zarr.ZarrStorageReader("x.zarr")
+    save(2.0, path)
+    other = dcp_zarr.storage_reader(path)
     other.read_metadata()
     with pytest.raises(
         CorruptionError, match="was replaced while it was being loaded: ranks see different"
@@ -169,30 +169,30 @@ def test_without_an_exchange_readers_find_the_old_one_while_the_name_is_free(mon
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-@pytest.mark.parametrize("before", [[], ["x.zarr"]], ids=["nothing", "a checkpoint"])
-def test_a_swap_that_cannot_be_made_durable_is_taken_back(monkeypatch, exchanges, before):
+@pytest.mark.parametrize("exists", [False, True], ids=["nothing", "a checkpoint"])
+def test_a_swap_that_cannot_be_made_durable_is_taken_back(monkeypatch, exchanges, exists, path):
     if not exchanges:
         monkeypatch.setattr(commit, "exchange", lambda *_: False)
-    if before:
-        save(1.0)
+    if exists:
+        save(1.0, path)
 
-    def fail_beside_the_new_one(path):
-        if Path("x.zarr") in Path().iterdir() and dcp_zarr.load("x.zarr")["w"][0] == 2:
+    def fail_beside_the_new_one(_):
+        if Path(path) in Path().iterdir() and dcp_zarr.load(path)["w"][0] == 2:
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(commit, "sync_directory", fail_beside_the_new_one)
     with pytest.raises(OSError, match="Input/output error"):
-        save(2.0)
-    assert [name for name in os.listdir() if not name.startswith(".")] == before
-    if before:
-        assert dcp_zarr.load("x.zarr")["w"].tolist() == [1, 1, 1]
+        save(2.0, path)
+    assert [name for name in os.listdir() if not name.startswith(".")] == [path] * exists
+    if exists:
+        assert dcp_zarr.load(path)["w"].tolist() == [1, 1, 1]
     monkeypatch.setattr(commit, "sync_directory", lambda _: None)
-    save(3.0)
-    assert os.listdir() == ["x.zarr"]
+    save(3.0, path)
+    assert os.listdir() == [path]
 
 
-def test_lost_results_are_noticed():
-    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+def test_lost_results_are_noticed(path):
+    writer = dcp_zarr.storage_writer(path)
     _, _, metadata = ranks.plan([writer], [{"w": torch.ones(3), "step": 1}])
     with pytest.raises(SaveError, match=r"Tensor 'w' \[0:3\] was written by no rank"):
         writer.finish(metadata, [[]])
@@ -207,10 +207,10 @@ def test_files_of_a_rank_that_the_coordinator_does_not_see_are_noticed():
         finish()
 
 
-def test_a_rank_that_does_not_see_the_partial_directory_says_so():
-    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+def test_a_rank_that_does_not_see_the_partial_directory_says_so(path):
+    writer = dcp_zarr.storage_writer(path)
     planners, plans, _ = ranks.plan([writer], [{"w": torch.ones(3)}])
-    shutil.rmtree(".x.zarr.partial")
+    shutil.rmtree(f".{path}.partial")
     with pytest.raises(SaveError, match="Rank 0 does not see .* is the path shared by all hosts"):
         writer.write_data(plans[0], planners[0])
 
@@ -230,6 +230,8 @@ def test_files_that_no_rank_wrote_are_noticed():
         ("x.zarr", "rename"),
         ("x.zarr.zip", "kill"),
         ("x.zarr.zip", "error"),
+        ("x.h5", "kill"),
+        ("x.h5", "error"),
     ],
 )
 def test_a_failure_at_any_operation_leaves_one_of_the_two_checkpoints(path, mode, tmp_path):
@@ -240,44 +242,44 @@ def test_a_failure_at_any_operation_leaves_one_of_the_two_checkpoints(path, mode
     assert points > 30
 
 
-def test_a_job_that_begins_during_the_last_check_of_another_is_not_committed(monkeypatch):
-    save(1.0)
-    finish_first = unfinished_save(2.0)
+def test_a_job_that_begins_during_the_last_check_of_another_is_not_committed(monkeypatch, path):
+    save(1.0, path)
+    finish_first = unfinished_save(2.0, path)
     real = commit.LocalCommit.check_unchanged
 
     def check_then_lose(self):
         real(self)
-        unfinished_save(3.0)
+        unfinished_save(3.0, path)
 
     monkeypatch.setattr(commit.LocalCommit, "check_unchanged", check_then_lose)
     with pytest.raises((SaveError, FileNotFoundError)):
         finish_first()
-    assert (dcp_zarr.load("x.zarr")["w"] == 1).all()
+    assert (dcp_zarr.load(path)["w"] == 1).all()
 
 
-def test_a_swap_that_broke_off_is_completed_before_anything_is_decided():
-    save(1.0)
-    Path("x.zarr").rename(".x.zarr.old")
+def test_a_swap_that_broke_off_is_completed_before_anything_is_decided(path):
+    save(1.0, path)
+    Path(path).rename(f".{path}.old")
     with pytest.raises(CheckpointExistsError, match="already exists"):
-        save(2.0, overwrite=False)
-    assert (dcp_zarr.load("x.zarr")["w"] == 1).all()
+        save(2.0, path, overwrite=False)
+    assert (dcp_zarr.load(path)["w"] == 1).all()
 
 
-def test_left_overs_of_dead_saves_go_with_the_next_save():
-    unfinished_save()
-    Path(".x.zarr.stale-0").mkdir()
-    Path(".x.zarr.commit").mkdir()
-    save(1.0)
-    assert os.listdir() == ["x.zarr"]
+def test_left_overs_of_dead_saves_go_with_the_next_save(path):
+    unfinished_save(path=path)
+    Path(f".{path}.stale-0").mkdir()
+    Path(f".{path}.commit").mkdir()
+    save(1.0, path)
+    assert os.listdir() == [path]
 
 
-def test_a_writer_removes_what_its_failed_save_left():
-    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+def test_a_writer_removes_what_its_failed_save_left(path):
+    writer = dcp_zarr.storage_writer(path)
     ranks.plan([writer], [{"w": torch.ones(3)}])
-    assert Path(".x.zarr.partial").exists()
-    writer.reset("y.zarr")
+    assert Path(f".{path}.partial").exists()
+    writer.reset(f"y-{path}")
     ranks.plan([writer], [{"w": torch.ones(3)}])
-    assert sorted(os.listdir()) == [".y.zarr.partial"]
+    assert sorted(os.listdir()) == [f".y-{path}.partial"]
 
 
 @pytest.mark.parametrize(
@@ -289,13 +291,13 @@ def test_paths_that_cannot_be_swapped_are_refused(path, message):
         dcp_zarr.save({"w": torch.ones(1)}, path)
 
 
-def test_a_reader_that_was_pickled_open_opens_again_or_says_why_not():
-    save(1.0)
-    tensor = dcp_zarr.open_checkpoint("x.zarr")["w"]
+def test_a_reader_that_was_pickled_open_opens_again_or_says_why_not(path):
+    save(1.0, path)
+    tensor = dcp_zarr.open_checkpoint(path)["w"]
     again = pickle.loads(pickle.dumps(tensor))
     assert again[...].tolist() == [1, 1, 1]
     pickled = pickle.dumps(tensor)
-    save(2.0)
+    save(2.0, path)
     with pytest.raises(CorruptionError, match="was replaced since it was opened"):
         pickle.loads(pickled)
 

@@ -27,11 +27,6 @@ from tests.test_dtypes import DTYPES, every_pattern
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
 
-@pytest.fixture(params=["x.zarr", "x.zarr.zip", "x.h5"])
-def path(request):
-    return request.param
-
-
 def save(path, states, **options):
     return ranks.save(lambda: dcp_zarr.storage_writer(path, **options), states)
 

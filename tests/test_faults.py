@@ -81,7 +81,6 @@ def fail_at_every_call(rank, count, broken, name, path):
     assert str(dcp_zarr.load(path)) == str(values(number))
 
 
-@pytest.mark.parametrize("path", ["x.zarr", "x.zarr.zip"])
 @pytest.mark.parametrize("broken", [0, 1])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_disk_that_fails_on_one_rank_leaves_the_old_checkpoint(tmp_path, broken, name, path):

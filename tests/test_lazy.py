@@ -50,16 +50,17 @@ def reads(monkeypatch):
 
 
 @pytest.fixture
-def checkpoint():
+def checkpoint(path):
     state = {
         "model": {"layers": [{"w": torch.arange(24.0).reshape(4, 6)}, {"w": torch.ones(2)}]},
         "step": 7,
         "betas": (0.9, 0.95),
     }
-    dcp_zarr.save(state, "x.zarr")
-    return dcp_zarr.open_checkpoint("x.zarr")
+    dcp_zarr.save(state, path)
+    return dcp_zarr.open_checkpoint(path)
 
 
+@pytest.mark.parametrize("path", ["x.zarr"])
 def test_opening_listing_and_drawing_read_the_root_alone(checkpoint, reads):
     opened = dcp_zarr.open_checkpoint("x.zarr")
     assert list(opened) == ["model.layers.0.w", "model.layers.1.w"]
@@ -74,16 +75,17 @@ def test_opening_listing_and_drawing_read_the_root_alone(checkpoint, reads):
 
 
 @pytest.mark.parametrize("compression", [None, "fast"])
-def test_one_row_of_a_large_tensor_reads_8_mib_at_most(reads, compression):
-    dcp_zarr.save({"w": torch.zeros(125_000, 1000)}, "x.zarr", compression=compression)
+def test_one_row_of_a_large_tensor_reads_8_mib_at_most(reads, compression, path):
+    dcp_zarr.save({"w": torch.zeros(125_000, 1000)}, path, compression=compression)
     reads.clear()
-    row = dcp_zarr.open_checkpoint("x.zarr")["w"][60_000]
+    row = dcp_zarr.open_checkpoint(path)["w"][60_000]
     assert row.shape == (1000,)
     assert sum(nbytes for _, nbytes in reads) <= 8 << 20
     if compression is None:
         assert sum(nbytes for _, nbytes in reads) <= 1.1 * (1 << 20)
 
 
+@pytest.mark.parametrize("path", ["x.zarr"])
 def test_a_part_reads_no_other_array(checkpoint, reads):
     dcp_zarr.load("x.zarr", "model.layers.1")
     assert {path.rpartition("/")[0] for path, _ in reads} == {"", "model/layers/1/w"}
@@ -100,7 +102,8 @@ def indices(length):
 
 @given(st.data())
 def test_indexing_is_numpys(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "indexing.zarr"
+    name = data.draw(st.sampled_from(["x.zarr", "x.zarr.zip", "x.h5"]))
+    path = tmp_path_factory.getbasetemp() / f"indexing-{name}"
     if not path.exists():
         dcp_zarr.save({"w": SOURCE}, path, compression=None)
     tensor = dcp_zarr.open_checkpoint(path)["w"]
@@ -178,17 +181,17 @@ def test_a_deep_tree_is_folded_in_the_repr_so_that_its_top_is_seen():
     assert lines[-1] == "└── step  1"
 
 
-def test_the_path_is_shown_as_it_was_given():
-    dcp_zarr.save({"w": torch.zeros(1)}, "x.zarr")
-    assert repr(dcp_zarr.open_checkpoint("x.zarr")).startswith("Checkpoint x.zarr: 1 tensors")
+def test_the_path_is_shown_as_it_was_given(path):
+    dcp_zarr.save({"w": torch.zeros(1)}, path)
+    assert repr(dcp_zarr.open_checkpoint(path)).startswith(f"Checkpoint {path}: 1 tensors")
 
 
-def test_a_group_of_tensors_is_pointed_at(checkpoint):
-    message = "'model.layers' in 'x.zarr' is no tensor, but holds 2, such as 'model.layers.0.w'"
+def test_a_group_of_tensors_is_pointed_at(checkpoint, path):
+    message = f"'model.layers' in {path!r} is no tensor, but holds 2, such as 'model.layers.0.w'"
     with pytest.raises(TensorNotFoundError, match=message):
         checkpoint["model.layers"]
     with pytest.raises(TensorNotFoundError, match="Near it: 'model'"):
-        dcp_zarr.load("x.zarr", "modle")
+        dcp_zarr.load(path, "modle")
 
 
 def test_names_are_escaped_in_html():
@@ -208,27 +211,27 @@ def test_objects_come_as_they_were_saved(checkpoint):
     assert repr(checkpoint.objects) == "step: 7\nbetas: object, 1.2 KiB"
 
 
-def test_numpy_views_have_the_dtypes_of_ml_dtypes():
-    dcp_zarr.save({"w": torch.tensor([1.5, -0.0]).bfloat16()}, "x.zarr")
-    tensor = dcp_zarr.open_checkpoint("x.zarr")["w"]
+def test_numpy_views_have_the_dtypes_of_ml_dtypes(path):
+    dcp_zarr.save({"w": torch.tensor([1.5, -0.0]).bfloat16()}, path)
+    tensor = dcp_zarr.open_checkpoint(path)["w"]
     assert np.asarray(tensor).dtype == tensor.dtype == "bfloat16"
     assert np.asarray(tensor, dtype="float32").tolist() == [1.5, -0.0]
     with pytest.raises(ValueError, match="cannot be seen without a copy"):
         np.array(tensor, copy=False)
 
 
-def test_a_checkpoint_is_closed_by_its_context():
-    dcp_zarr.save({"w": torch.ones(1)}, "x.zarr")
-    with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+def test_a_checkpoint_is_closed_by_its_context(path):
+    dcp_zarr.save({"w": torch.ones(1)}, path)
+    with dcp_zarr.open_checkpoint(path) as checkpoint:
         tensor = checkpoint["w"]
     with pytest.raises(dcp_zarr.DcpZarrError, match="was closed"):
         tensor[...]
 
 
-def test_many_threads_may_read_one_checkpoint():
+def test_many_threads_may_read_one_checkpoint(path):
     source = torch.randn(300, 400)
-    dcp_zarr.save({"w": source}, "x.zarr")
-    tensor = dcp_zarr.open_checkpoint("x.zarr")["w"]
+    dcp_zarr.save({"w": source}, path)
+    tensor = dcp_zarr.open_checkpoint(path)["w"]
     failures = []
 
     def work(start):
@@ -244,19 +247,19 @@ def test_many_threads_may_read_one_checkpoint():
     assert not failures
 
 
-def test_looking_needs_no_torch_and_no_zarr(checkpoint, tmp_path):
+def test_looking_needs_no_torch_and_no_zarr(checkpoint, tmp_path, path):
     program = """
         import sys
         sys.modules["torch"] = sys.modules["zarr"] = None
         import numpy as np, dcp_zarr
-        with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+        with dcp_zarr.open_checkpoint(sys.argv[1]) as checkpoint:
             print(checkpoint.tree(), repr(checkpoint), checkpoint._repr_html_())
             print(checkpoint.objects["step"], list(checkpoint), checkpoint["model.layers.0.w"])
             assert np.asarray(checkpoint["model.layers.0.w"])[1, 2] == 8
             assert checkpoint["model.layers.0.w"].numpy(np.s_[1:3, ::2]).shape == (2, 3)
     """
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], check=True, stdout=-3, cwd=tmp_path
+        [sys.executable, "-c", textwrap.dedent(program), path], check=True, stdout=-3, cwd=tmp_path
     )
 
 

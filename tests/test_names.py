@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import re
 
+import h5py
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -59,18 +61,34 @@ def check_paths(paths):
     assert names.OBJECTS_PATH not in lower
 
 
-def test_odd_names_save_and_load_and_are_read_by_zarr():
+def read_by_others(path):
+    """Return all tensors, by name, as zarr-python or h5py reads them."""
+    found = {}
+
+    def note(_, node):
+        described = json.loads(node.attrs.get("dcp_zarr", "{}"))
+        if "fqn" in described:
+            found[described["fqn"]] = node[...]
+
+    if path.endswith(".h5"):
+        with h5py.File(path) as file:
+            file.visititems(note)
+        return found
+    store = zarr.storage.ZipStore(path, mode="r") if path.endswith(".zip") else path
+    arrays = [array for _, array in zarr.open_group(store, mode="r").members(max_depth=None)]
+    return {a.attrs["dcp_zarr"]["fqn"]: a[...] for a in arrays if isinstance(a, zarr.Array)}
+
+
+def test_odd_names_save_and_load_and_are_read_by_others(path):
     source = {fqn: torch.tensor([float(n)]) for n, fqn in enumerate(ODD)}
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    writer = dcp_zarr.ZarrStorageWriter("x.zarr", sync_files=False)
+    writer = dcp_zarr.storage_writer(path, sync_files=False)
     dcp.save(source, storage_writer=writer, planner=planner, no_dist=True)
-    loaded = dcp_zarr.load("x.zarr", flat=True)
+    loaded = dcp_zarr.load(path, flat=True)
     assert loaded == source
-    checkpoint = dcp_zarr.open_checkpoint("x.zarr")
+    checkpoint = dcp_zarr.open_checkpoint(path)
     assert checkpoint.verify() == []
-    arrays = [array for _, array in zarr.open_group("x.zarr", mode="r").members(max_depth=None)]
-    found = {a.attrs["dcp_zarr"]["fqn"]: a[...] for a in arrays if isinstance(a, zarr.Array)}
-    assert found == {fqn: value.numpy() for fqn, value in source.items()}
+    assert read_by_others(path) == {fqn: value.numpy() for fqn, value in source.items()}
     str(checkpoint.tree())
     checkpoint._repr_html_()
 

@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import dcp_zarr
-from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
 from tests import processes
 
 pytestmark = pytest.mark.dist
@@ -47,37 +46,37 @@ def place(local):
     return tuple(slice(offset, offset + size) for offset, size in pairs)
 
 
-def save_boxes(rank, count):
-    writer = ZarrStorageWriter("x.zarr", read_chunk_bytes=5000)
+def save_boxes(rank, count, path):
+    writer = dcp_zarr.storage_writer(path, read_chunk_bytes=5000)
     metadata = dcp.save({"w": boxed(WHOLE)}, storage_writer=writer)
     saved = metadata.state_dict_metadata["w"].chunks
     found = [(list(box.offsets), list(box.sizes)) for box in saved]
     assert sorted(found) == sorted((offsets, sizes) for _, offsets, sizes in BOXES)
 
 
-def load_columns(rank, count):
+def load_columns(rank, count, path):
     mesh = init_device_mesh("cpu", (count,))
     state = {"w": distribute_tensor(torch.zeros(300, 100), mesh, [Shard(1)])}
-    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"))
+    dcp.load(state, storage_reader=dcp_zarr.storage_reader(path))
     assert torch.equal(state["w"].full_tensor(), WHOLE)
 
 
-def load_boxes(rank, count):
+def load_boxes(rank, count, path):
     state = {"w": boxed(torch.zeros(300, 100))}
-    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"))
+    dcp.load(state, storage_reader=dcp_zarr.storage_reader(path))
     for local in state["w"].local_shards():
         assert torch.equal(local.tensor, WHOLE[place(local)])
 
 
-def test_uneven_boxes_some_on_one_rank_load_on_other_processes(tmp_path):
-    processes.run(2, tmp_path, save_boxes)
-    assert torch.equal(dcp_zarr.load(tmp_path / "x.zarr")["w"], WHOLE)
-    processes.run(3, tmp_path, load_columns)
+def test_uneven_boxes_some_on_one_rank_load_on_other_processes(tmp_path, path):
+    processes.run(2, tmp_path, save_boxes, path)
+    assert torch.equal(dcp_zarr.load(tmp_path / path)["w"], WHOLE)
+    processes.run(3, tmp_path, load_columns, path)
 
 
-def test_plain_and_distributed_tensors_load_as_uneven_boxes(tmp_path):
-    dcp_zarr.save({"w": WHOLE}, tmp_path / "x.zarr")
-    processes.run(2, tmp_path, load_boxes)
+def test_plain_and_distributed_tensors_load_as_uneven_boxes(tmp_path, path):
+    dcp_zarr.save({"w": WHOLE}, tmp_path / path)
+    processes.run(2, tmp_path, load_boxes, path)
 
 
 def on_some_ranks(rank, whole):
@@ -90,22 +89,22 @@ def on_some_ranks(rank, whole):
     return state
 
 
-def save_on_some_ranks(rank, count):
-    dcp.save(on_some_ranks(rank, WHOLE), storage_writer=ZarrStorageWriter("x.zarr"))
+def save_on_some_ranks(rank, count, path):
+    dcp.save(on_some_ranks(rank, WHOLE), storage_writer=dcp_zarr.storage_writer(path))
 
 
-def load_on_some_ranks(rank, count):
+def load_on_some_ranks(rank, count, path):
     state = on_some_ranks(rank, torch.zeros_like(WHOLE))
-    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"))
+    dcp.load(state, storage_reader=dcp_zarr.storage_reader(path))
     own = on_some_ranks(rank, WHOLE)
     for fqn, tensor in state.items():
         assert torch.equal(tensor.to_local(), own[fqn].to_local())
         assert tensor.to_local().numel() == (0 if fqn == "middle" and rank in (0, 3) else 15_000)
 
 
-def test_tensors_that_only_some_ranks_hold(tmp_path):
-    processes.run(4, tmp_path, save_on_some_ranks)
-    checkpoint = dcp_zarr.open_checkpoint(tmp_path / "x.zarr")
+def test_tensors_that_only_some_ranks_hold(tmp_path, path):
+    processes.run(4, tmp_path, save_on_some_ranks, path)
+    checkpoint = dcp_zarr.open_checkpoint(tmp_path / path)
     regions = {
         fqn: [str(region) for region in tensor.regions] for fqn, tensor in checkpoint.items()
     }
@@ -113,7 +112,7 @@ def test_tensors_that_only_some_ranks_hold(tmp_path):
         "middle": ["[0:150, 0:100]", "[150:300, 0:100]"],
         "row": ["[0:300, 0:50]", "[0:300, 50:100]"],
     }
-    loaded = dcp_zarr.load(tmp_path / "x.zarr")
+    loaded = dcp_zarr.load(tmp_path / path)
     assert torch.equal(loaded["middle"], WHOLE)
     assert torch.equal(loaded["row"], WHOLE * 2)
-    processes.run(4, tmp_path, load_on_some_ranks)
+    processes.run(4, tmp_path, load_on_some_ranks, path)

@@ -45,34 +45,34 @@ def distributed(tensors, mesh):
     return {k: distribute_tensor(v, mesh, PLACEMENTS[k]) for k, v in tensors.items()}
 
 
-def save_distributed(rank, count):
+def save_distributed(rank, count, path):
     mesh = init_device_mesh("cpu", (count,))
     state = {"model": distributed(whole_tensors(), mesh), "step": 3, "names": ("a", rank)}
-    metadata = dcp.save(state, storage_writer=ZarrStorageWriter("x.zarr"))
-    assert metadata == ZarrStorageReader("x.zarr").read_metadata()
+    metadata = dcp.save(state, storage_writer=dcp_zarr.storage_writer(path))
+    assert metadata == dcp_zarr.storage_reader(path).read_metadata()
 
 
-def load_distributed(rank, count):
+def load_distributed(rank, count, path):
     mesh = init_device_mesh("cpu", (count,))
     expected = whole_tensors()
     zeros = {k: torch.zeros_like(v) for k, v in expected.items()}
     state = {"model": distributed(zeros, mesh), "step": 0}
-    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"))
+    dcp.load(state, storage_reader=dcp_zarr.storage_reader(path))
     assert state["step"] == 3
     for name, tensor in state["model"].items():
         assert torch.equal(tensor.full_tensor(), expected[name]), name
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 3), (2, 5), (1, 2)])
-def test_dtensors_saved_on_n_processes_load_on_m(tmp_path, n, m):
-    processes.run(n, tmp_path, save_distributed)
-    processes.run(m, tmp_path, load_distributed)
-    loaded = dcp_zarr.load(tmp_path / "x.zarr", "model")["model"]
+def test_dtensors_saved_on_n_processes_load_on_m(tmp_path, n, m, path):
+    processes.run(n, tmp_path, save_distributed, path)
+    processes.run(m, tmp_path, load_distributed, path)
+    loaded = dcp_zarr.load(tmp_path / path, "model")["model"]
     for name, tensor in whole_tensors().items():
         assert torch.equal(loaded[name], tensor)
 
 
-def record_writes(rank, count):
+def record_writes(rank, count, path):
     """Save while every write to a file is noted: path, offset, length."""
     writes = []
     real = os.pwritev
@@ -88,7 +88,7 @@ def record_writes(rank, count):
         f"w{n}": distribute_tensor(torch.randn(4096, 512), mesh, [Shard(n % 2)]) for n in range(4)
     }
     state["cut"] = distribute_tensor(torch.randn(4001, 512), mesh, [Shard(0)])
-    writer = ZarrStorageWriter("x.zarr", compression=None)
+    writer = dcp_zarr.storage_writer(path, compression=None)
     planned = {}
     prepare = writer.prepare_global_plan
 
@@ -109,8 +109,8 @@ def record_writes(rank, count):
     Path(f"writes-{rank}.json").write_text(json.dumps([writes[:cut], writes[cut:], planned]))
 
 
-def test_ranks_write_their_own_bytes_in_parallel_and_no_byte_has_two_writers(tmp_path):
-    processes.run(4, tmp_path, record_writes)
+def test_ranks_write_their_own_bytes_in_parallel_and_no_byte_has_two_writers(tmp_path, path):
+    processes.run(4, tmp_path, record_writes, path)
     records = [json.loads((tmp_path / f"writes-{rank}.json").read_text()) for rank in range(4)]
     planned = {int(rank): nbytes for rank, nbytes in records[0][2].items()}
     for rank, (own, _, _) in enumerate(records):
@@ -124,10 +124,10 @@ def test_ranks_write_their_own_bytes_in_parallel_and_no_byte_has_two_writers(tmp
     assert not any(extra for _, extra, _ in records[1:])
 
 
-def fail_on_one_rank(rank, count):
+def fail_on_one_rank(rank, count, path):
     mesh = init_device_mesh("cpu", (count,))
     state = {"w": distribute_tensor(torch.randn(64, 8), mesh, [Shard(0)])}
-    dcp.save(state, storage_writer=ZarrStorageWriter("x.zarr"))
+    dcp.save(state, storage_writer=dcp_zarr.storage_writer(path))
     if rank == 1:
 
         def refuse(*_):
@@ -137,14 +137,14 @@ def fail_on_one_rank(rank, count):
     with pytest.raises(dcp.CheckpointException, match="No space left on device"):
         dcp.save(
             {"w": torch.zeros(64, 8), "v": state["w"]},
-            storage_writer=ZarrStorageWriter("x.zarr"),
+            storage_writer=dcp_zarr.storage_writer(path),
         )
 
 
-def test_a_failure_on_one_rank_reaches_all_and_leaves_the_old_checkpoint(tmp_path):
-    processes.run(3, tmp_path, fail_on_one_rank)
-    assert list(dcp_zarr.open_checkpoint(tmp_path / "x.zarr")) == ["w"]
-    assert dcp_zarr.load(tmp_path / "x.zarr")["w"].any()
+def test_a_failure_on_one_rank_reaches_all_and_leaves_the_old_checkpoint(tmp_path, path):
+    processes.run(3, tmp_path, fail_on_one_rank, path)
+    assert list(dcp_zarr.open_checkpoint(tmp_path / path)) == ["w"]
+    assert dcp_zarr.load(tmp_path / path)["w"].any()
 
 
 def mismatched_options(rank, count):

@@ -19,8 +19,8 @@ from dcp_zarr.region import Region
 from tests import ranks
 
 
-def load(state, **options):
-    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr", **options), no_dist=True)
+def load(path, state, **options):
+    dcp.load(state, storage_reader=dcp_zarr.storage_reader(path, **options), no_dist=True)
 
 
 def failure(caught):
@@ -28,11 +28,11 @@ def failure(caught):
     return next(iter(caught.value.failures.values()))[0]
 
 
-def test_tensors_are_filled_in_place_and_objects_replaced():
-    dcp_zarr.save({"w": torch.ones(3), "o": {"lr": 0.1}, "t": (1, 2)}, "x.zarr")
+def test_tensors_are_filled_in_place_and_objects_replaced(path):
+    dcp_zarr.save({"w": torch.ones(3), "o": {"lr": 0.1}, "t": (1, 2)}, path)
     state = {"w": torch.zeros(3), "o": {"lr": 0.0}, "t": None}
     kept = state["w"]
-    load(state)
+    load(path, state)
     assert state["w"] is kept
     assert kept.tolist() == [1, 1, 1]
     assert (state["o"], state["t"]) == ({"lr": 0.1}, (1, 2))
@@ -42,55 +42,55 @@ def test_tensors_are_filled_in_place_and_objects_replaced():
     ("saved", "target"),
     [("bfloat16", "float32"), ("float16", "float64"), ("int8", "int64"), ("float32", "complex64")],
 )
-def test_widening_is_allowed(saved, target):
+def test_widening_is_allowed(saved, target, path):
     values = torch.tensor([1.5, -2.0, 3.0]).to(tensors.torch_dtype(saved))
-    dcp_zarr.save({"w": values}, "x.zarr")
+    dcp_zarr.save({"w": values}, path)
     state = {"w": torch.zeros(3, dtype=tensors.torch_dtype(target))}
-    load(state)
+    load(path, state)
     assert torch.equal(state["w"], values.to(state["w"].dtype))
 
 
 @pytest.mark.parametrize(
     ("saved", "target"), [("float32", "bfloat16"), ("int64", "float32"), ("float32", "int64")]
 )
-def test_narrowing_is_refused_unless_allowed(saved, target):
+def test_narrowing_is_refused_unless_allowed(saved, target, path):
     values = torch.tensor([1, 2, 3], dtype=tensors.torch_dtype(saved))
-    dcp_zarr.save({"w": values}, "x.zarr")
+    dcp_zarr.save({"w": values}, path)
     state = {"w": torch.zeros(3, dtype=tensors.torch_dtype(target))}
     with pytest.raises(dcp.CheckpointException) as caught:
-        load(state)
+        load(path, state)
     assert isinstance(failure(caught), TensorMismatchError)
-    expected = f"Tensor 'w' is torch.{saved} in 'x.zarr', but its target is torch.{target}, which"
+    expected = f"Tensor 'w' is torch.{saved} in {path!r}, but its target is torch.{target}, which"
     assert str(failure(caught)).startswith(expected)
     assert not state["w"].any()
-    load(state, allow_cast=True)
+    load(path, state, allow_cast=True)
     assert torch.equal(state["w"], values.to(state["w"].dtype))
 
 
-def test_wide_targets_are_read_in_slabs():
+def test_wide_targets_are_read_in_slabs(path):
     source = torch.randn(9000, 1000)
-    dcp_zarr.save({"w": source}, "x.zarr", sync_files=False)
+    dcp_zarr.save({"w": source}, path, sync_files=False)
     state = {"w": torch.zeros(9000, 1000, dtype=torch.float64)}
-    load(state)
+    load(path, state)
     assert torch.equal(state["w"], source.double())
 
 
-def test_conjugated_and_negated_targets():
+def test_conjugated_and_negated_targets(path):
     source = torch.randn(4, dtype=torch.complex64)
-    dcp_zarr.save({"w": source}, "x.zarr")
+    dcp_zarr.save({"w": source}, path)
     state = {"w": torch.zeros(4, dtype=torch.complex64).conj()}
-    load(state)
+    load(path, state)
     assert torch.equal(state["w"].resolve_conj(), source)
 
 
 def test_parameters_that_require_grad():
     dcp_zarr.save({"w": torch.ones(2)}, "x.zarr")
     state = {"w": torch.nn.Parameter(torch.zeros(2))}
-    load(state)
+    load("x.zarr", state)
     assert state["w"].tolist() == [1, 1]
 
 
-def test_a_planner_may_give_temporary_buffers():
+def test_a_planner_may_give_temporary_buffers(path):
     class Planner(DefaultLoadPlanner):
         calls: list = []  # noqa: RUF012
 
@@ -103,10 +103,10 @@ def test_a_planner_may_give_temporary_buffers():
             self.state_dict[item.dest_index.fqn].copy_(tensor)
 
     source = {f"w{n}": torch.randn(5) for n in range(100)}
-    dcp_zarr.save(source, "x.zarr", sync_files=False)
+    dcp_zarr.save(source, path, sync_files=False)
     state = {fqn: torch.zeros(5) for fqn in source}
     planner = Planner()
-    dcp.load(state, storage_reader=ZarrStorageReader("x.zarr"), planner=planner, no_dist=True)
+    dcp.load(state, storage_reader=dcp_zarr.storage_reader(path), planner=planner, no_dist=True)
     assert all(torch.equal(state[fqn], source[fqn]) for fqn in source)
     assert sorted(planner.calls) == sorted(
         [("commit", f) for f in source] + [("resolve", f) for f in source]
@@ -140,17 +140,17 @@ def test_the_checkpoint_id_may_be_given_instead_of_a_path():
     assert reader.checkpoint_id == "y.zarr"
 
 
-def test_one_writer_and_one_reader_serve_many_checkpoints():
-    writer, reader = dcp_zarr.ZarrStorageWriter(), ZarrStorageReader()
+def test_one_writer_and_one_reader_serve_many_checkpoints(path):
+    writer, reader = dcp_zarr.storage_writer(path), dcp_zarr.storage_reader(path)
     ids = set()
     for n in range(3):
         state = {"w": torch.full((2,), float(n))}
-        metadata = dcp.save(state, storage_writer=writer, checkpoint_id=f"{n}.zarr", no_dist=True)
+        metadata = dcp.save(state, storage_writer=writer, checkpoint_id=f"{n}-{path}", no_dist=True)
         ids.add(metadata.storage_meta.save_id)
     assert len(ids) == 3
     for n in range(3):
         state = {"w": torch.zeros(2)}
-        dcp.load(state, storage_reader=reader, checkpoint_id=f"{n}.zarr", no_dist=True)
+        dcp.load(state, storage_reader=reader, checkpoint_id=f"{n}-{path}", no_dist=True)
         assert state["w"].tolist() == [n, n]
 
 
@@ -264,24 +264,24 @@ def test_a_newer_format_is_refused():
 
 @pytest.mark.parametrize("compression", [None, "fast"])
 @pytest.mark.parametrize("first", range(9))
-def test_columns_as_wide_as_a_read_chunk_may_begin_anywhere(first, compression):
+def test_columns_as_wide_as_a_read_chunk_may_begin_anywhere(first, compression, path):
     whole = torch.arange(12 * 12.0).reshape(12, 12)
     options = {"read_chunk_bytes": 96, "compression": compression}
     thirds = [{"w": part} for part in ranks.parts(whole, (1, 3))]
-    ranks.save(lambda: dcp_zarr.ZarrStorageWriter("x.zarr", **options), thirds)
+    ranks.save(lambda: dcp_zarr.storage_writer(path, **options), thirds)
     target = torch.zeros(12, 12)
     box = Region((0, first), (12, 4))
-    ranks.load(dcp_zarr.ZarrStorageReader("x.zarr"), [{"w": ranks.Part(target, box)}])
+    ranks.load(dcp_zarr.storage_reader(path), [{"w": ranks.Part(target, box)}])
     columns = slice(first, first + 4)
     assert torch.equal(target[:, columns], whole[:, columns])
 
 
-def test_very_many_regions_are_told_as_one_of_each_tensor(monkeypatch):
+def test_very_many_regions_are_told_as_one_of_each_tensor(monkeypatch, path):
     whole = torch.arange(40.0).reshape(10, 4)
     ranks.save(
-        lambda: dcp_zarr.ZarrStorageWriter("x.zarr"), [{"w": p} for p in ranks.parts(whole, (5, 1))]
+        lambda: dcp_zarr.storage_writer(path), [{"w": p} for p in ranks.parts(whole, (5, 1))]
     )
-    reader = dcp_zarr.ZarrStorageReader("x.zarr")
+    reader = dcp_zarr.storage_reader(path)
     assert len(reader.read_metadata().state_dict_metadata["w"].chunks) == 5
     monkeypatch.setattr("dcp_zarr.metadata_words.MAX_PUBLISHED_REGIONS", 4)
     (box,) = reader.read_metadata().state_dict_metadata["w"].chunks
@@ -306,7 +306,7 @@ def test_a_failing_rank_logs_at_once(caplog):
     indexed_checkpoint()
     Path("x.zarr/w/c.0.0").unlink()
     with caplog.at_level(logging.ERROR, "dcp_zarr"), pytest.raises(dcp.CheckpointException):
-        load({"w": torch.zeros(1000, 400)})
+        load("x.zarr", {"w": torch.zeros(1000, 400)})
     assert "Loading from x.zarr failed on this rank." in caplog.text
 
 
@@ -318,12 +318,12 @@ VALUES = [
 ]  # fmt: skip
 
 
-def test_any_object_comes_back_equal_and_of_its_type():
+def test_any_object_comes_back_equal_and_of_its_type(path):
     # DCP takes a dict apart, so it needs a tuple around it.
     state = {f"o{n}": (v,) if isinstance(v, (dict, list)) else v for n, v in enumerate(VALUES)}
-    dcp_zarr.save(state, "x.zarr")
+    dcp_zarr.save(state, path)
     loaded = {f"o{n}": None for n in range(len(VALUES))}
-    load(loaded)
+    load(path, loaded)
     for n, value in enumerate(VALUES):
         found = loaded[f"o{n}"]
         if isinstance(value, (dict, list)):
@@ -333,30 +333,30 @@ def test_any_object_comes_back_equal_and_of_its_type():
         assert str(found) == str(value)
 
 
-def test_values_that_json_holds_exactly_are_seen_without_torch():
+def test_values_that_json_holds_exactly_are_seen_without_torch(path):
     state = {"lr": 0.1, "betas": [0.9, 0.95], "name": "adam", "none": None, "tuple": (1, 2)}
-    dcp_zarr.save(state, "x.zarr")
-    entries = dcp_zarr.open_checkpoint("x.zarr").objects._entries
+    dcp_zarr.save(state, path)
+    entries = dcp_zarr.open_checkpoint(path).objects._entries
     seen = {fqn: entry.json[0] for fqn, entry in entries.items() if entry.json}
     assert seen == {"lr": 0.1, "betas": [0.9, 0.95], "name": "adam", "none": None}
 
 
-def test_one_list_in_two_places_stays_one():
+def test_one_list_in_two_places_stays_one(path):
     inner: list = []
-    dcp_zarr.save({"o": ({"a": inner, "b": inner},)}, "x.zarr")
-    (found,) = dcp_zarr.load("x.zarr")["o"]
+    dcp_zarr.save({"o": ({"a": inner, "b": inner},)}, path)
+    (found,) = dcp_zarr.load(path)["o"]
     assert found["a"] is found["b"]
 
 
-def test_objects_that_could_run_code_are_refused_unless_trusted():
-    dcp_zarr.save({"o": (io.StringIO,)}, "x.zarr")
+def test_objects_that_could_run_code_are_refused_unless_trusted(path):
+    dcp_zarr.save({"o": (io.StringIO,)}, path)
     message = (
         "'o' is not loaded, since unpickling it could run code: Unsupported global: GLOBAL _io"
     )
     with pytest.raises(UnsafeObjectError, match=message):
-        dcp_zarr.load("x.zarr")
-    assert dcp_zarr.load("x.zarr", weights_only=False)["o"] == (io.StringIO,)
-    objects = dcp_zarr.open_checkpoint("x.zarr").objects
+        dcp_zarr.load(path)
+    assert dcp_zarr.load(path, weights_only=False)["o"] == (io.StringIO,)
+    objects = dcp_zarr.open_checkpoint(path).objects
     assert list(objects) == ["o"]
     with pytest.raises(UnsafeObjectError, match="If you trust the checkpoint: dcp_zarr.load"):
         objects["o"]

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from dcp_zarr import ZarrStorageReader, ZarrStorageWriter
+import dcp_zarr
 from tests import processes
 
 
@@ -46,17 +46,17 @@ def values(state):
     return state.detach().clone().tolist() if isinstance(state, torch.Tensor) else state
 
 
-def resume(rank, count, flat):
+def resume(rank, count, flat, path):
     """Save one model and optimizer, load them into others, and compare all that they hold."""
     no_dist = not dist.is_initialized()
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     source = trained(0, 0.01, spread=not no_dist)
     state = dict(zip(("model", "optimizer"), get_state_dict(*source, options=options), strict=True))
-    dcp.save(state, storage_writer=ZarrStorageWriter("x.zarr"), no_dist=no_dist)
+    dcp.save(state, storage_writer=dcp_zarr.storage_writer(path), no_dist=no_dist)
     other = trained(1, 0.5, spread=not no_dist)
     assert values(other[0].state_dict()) != values(source[0].state_dict())
     loaded = dict(zip(state, get_state_dict(*other, options=options), strict=True))
-    dcp.load(loaded, storage_reader=ZarrStorageReader("x.zarr"), no_dist=no_dist)
+    dcp.load(loaded, storage_reader=dcp_zarr.storage_reader(path), no_dist=no_dist)
     set_state_dict(
         *other,
         model_state_dict=loaded["model"],
@@ -69,14 +69,14 @@ def resume(rank, count, flat):
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])
-def test_a_model_and_its_optimizer_resume(flat):
-    resume(0, 1, flat)
+def test_a_model_and_its_optimizer_resume(flat, path):
+    resume(0, 1, flat, path)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])
-def test_a_model_and_its_optimizer_that_are_spread_over_ranks_resume(tmp_path, flat):
-    processes.run(2, tmp_path, resume, flat)
+def test_a_model_and_its_optimizer_that_are_spread_over_ranks_resume(tmp_path, flat, path):
+    processes.run(2, tmp_path, resume, flat, path)
 
 
 TREE = {
@@ -109,19 +109,19 @@ def load_keys(keys, reader):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
 @pytest.mark.parametrize(("keys", "expected"), PARTS.items(), ids=[str(keys) for keys in PARTS])
-def test_torch_loads_the_parts_of_a_state_dict_that_keys_name(keys, expected):
-    save_tree(ZarrStorageWriter("x.zarr"), flat=True)
-    assert values(load_keys(keys, ZarrStorageReader("x.zarr"))) == values(expected)
+def test_torch_loads_the_parts_of_a_state_dict_that_keys_name(keys, expected, path):
+    save_tree(dcp_zarr.storage_writer(path), flat=True)
+    assert values(load_keys(keys, dcp_zarr.storage_reader(path))) == values(expected)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
 @pytest.mark.parametrize("keys", ["a.1", "a.2", "a.2.x"])
-def test_torch_loads_later_elements_of_a_list_where_it_does_from_its_own_files(keys):
+def test_torch_loads_later_elements_of_a_list_where_it_does_from_its_own_files(keys, path):
     """By torch 2.13 it does not: it wants the elements before them, and as objects."""
     save_tree(dcp.FileSystemWriter("torch"), flat=True)
-    save_tree(ZarrStorageWriter("x.zarr"), flat=True)
+    save_tree(dcp_zarr.storage_writer(path), flat=True)
     found = []
-    for reader in (dcp.FileSystemReader("torch"), ZarrStorageReader("x.zarr")):
+    for reader in (dcp.FileSystemReader("torch"), dcp_zarr.storage_reader(path)):
         try:
             found.append(values(load_keys(keys, reader)))
         except dcp.CheckpointException as error:
@@ -135,14 +135,14 @@ def test_torch_loads_later_elements_of_a_list_where_it_does_from_its_own_files(k
 )
 @pytest.mark.parametrize("flat", [True, False], ids=["flattened", "whole"])
 @pytest.mark.parametrize("keys", [None, tuple(TREE)], ids=["all", "each"])
-def test_torch_loads_a_whole_state_dict_by_all_its_keys_or_none(keys, flat):
-    save_tree(ZarrStorageWriter("x.zarr"), flat=flat)
-    assert values(load_keys(keys, ZarrStorageReader("x.zarr"))) == values(TREE)
+def test_torch_loads_a_whole_state_dict_by_all_its_keys_or_none(keys, flat, path):
+    save_tree(dcp_zarr.storage_writer(path), flat=flat)
+    assert values(load_keys(keys, dcp_zarr.storage_reader(path))) == values(TREE)
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["flattened", "whole"])
-def test_planners_load_a_state_dict_as_they_saved_it(flat):
-    save_tree(ZarrStorageWriter("x.zarr"), flat=flat)
+def test_planners_load_a_state_dict_as_they_saved_it(flat, path):
+    save_tree(dcp_zarr.storage_writer(path), flat=flat)
     state = {
         "a": [torch.full((1,), 7.0), torch.full((1,), 7.0), {"x": torch.full((1,), 7.0)}],
         "b": {"c": {"d": torch.zeros(2), "e": 0}, "f": torch.zeros(0)},
@@ -150,6 +150,6 @@ def test_planners_load_a_state_dict_as_they_saved_it(flat):
     }
     # Where it copies the top level for parts that are not flattened, torch drops the objects.
     planner = DefaultLoadPlanner(flatten_state_dict=flat, flatten_sharded_tensors=flat)
-    reader = ZarrStorageReader("x.zarr")
+    reader = dcp_zarr.storage_reader(path)
     dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
     assert values(state) == values(TREE)
