@@ -180,7 +180,12 @@ class DcpWriter(StorageWriter):
     def _options(self) -> SaveOptions:
         """The options, as far as the container at the path follows them."""
         assert self._path is not None  # noqa: S101
-        return allowed(self._given, self._path, hdf5=self._hdf5)
+        return allowed(
+            self._given,
+            self._path,
+            hdf5=self._hdf5,
+            memory_budget_bytes=self._memory_budget_bytes,
+        )
 
     def _new_target(self) -> Target:
         assert self._path is not None  # noqa: S101

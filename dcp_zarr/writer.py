@@ -34,8 +34,8 @@ class ZarrStorageWriter(DcpWriter):
     read_chunk_bytes
         Wanted size of the smallest part that can be read alone, uncompressed.
     write_chunk_bytes
-        Largest size of one stored object, uncompressed. An object that ranks share may be larger,
-        and one in a zip file is at most 8 MiB.
+        Largest size of one stored object, uncompressed. An object that ranks share may be larger;
+        one in a zip file is at most 8 MiB, and at most a thirty-second of the memory budget.
     sync_files
         Make everything durable (fsync) before the checkpoint becomes visible.
     dtype_encoding

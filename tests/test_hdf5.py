@@ -298,6 +298,15 @@ class TestLayout:
             assert_equal(load(f"{step}.h5"), state)
         assert "copied" not in caplog.text
 
+    @pytest.mark.parametrize(
+        "state", [{}, {"o": 1}, {"o": (1,)}, {"w": torch.zeros(0, 3), "o": (1,)}]
+    )
+    def test_a_file_without_read_chunks_is_made_like_any_other(self, state, caplog):
+        dcp_zarr.save(state, "x.h5")
+        assert "copied" not in caplog.text
+        assert_equal(load(), state)
+        assert dcp_zarr.open_checkpoint("x.h5").verify() == []
+
     def test_the_file_is_no_hdf5_file_before_the_end(self):
         _, states = mixed_state()
         writers = [dcp_zarr.HDF5StorageWriter("x.h5") for _ in states]

@@ -22,6 +22,8 @@ HDF5_READ_CHUNK_BYTES = 1 << 20
 """Largest size of a read chunk in an HDF5 file: what libhdf5 keeps, before version 2.0."""
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _ZIP_SIGNATURE = b"PK"
+_BUDGET_PARTS = 32
+"""An object that waits to be whole is at most this fraction of the budget: one for a thread."""
 
 
 def is_zip(path: str) -> bool:
@@ -34,15 +36,19 @@ def is_hdf5(path: str) -> bool:
     return os.path.realpath(path).lower().endswith((".h5", ".hdf5"))
 
 
-def allowed(options: SaveOptions, path: str, *, hdf5: bool) -> SaveOptions:
+def allowed(
+    options: SaveOptions, path: str, *, hdf5: bool, memory_budget_bytes: int
+) -> SaveOptions:
     """Return a save's options as far as the container follows them.
 
-    In a zip file an object is one piece, which its rank writes when it knows all of it. In an HDF5
+    In a zip file an object is one piece, which its rank writes when it knows all of it: until
+    then it is in memory. In an HDF5
     file read chunks are stored one by one, and codecs are HDF5's filters.
     """
     if not hdf5 and not is_zip(path):
         return options
-    write_chunk_bytes = min(options.layout.write_chunk_bytes, WRITE_CHUNK_BYTES)
+    most = min(WRITE_CHUNK_BYTES, max(memory_budget_bytes // _BUDGET_PARTS, 1))
+    write_chunk_bytes = min(options.layout.write_chunk_bytes, most)
     layout = replace(options.layout, shared_objects=False, write_chunk_bytes=write_chunk_bytes)
     if not hdf5:
         return replace(options, layout=layout)

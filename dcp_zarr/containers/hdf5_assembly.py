@@ -92,7 +92,7 @@ def in_place(fd: int, contents: Contents) -> None:
         single_bytes = bool((sizes == 1).any() or (between == 1).any())
         build.add_gaps(steps, single_bytes=single_bytes)
         h5f.flush(build.file)
-        file.start = build.file.get_filesize()
+        file.start = build.file.get_filesize() if len(placed) else end
         # A gap of one byte would go where the first byte of an index was.
         if len(placed) and (first < file.start or first - file.start == 1):
             raise MisplacedError(f"libhdf5 needs {file.start} bytes in front of byte {first}.")
@@ -201,9 +201,9 @@ def _append_objects(
     number = build.add(array, codec, h5t.STD_U8LE, None)
     placed = [(number, position, position, len(stored[position][0])) for position in sorted(stored)]
     build.put(placed, [0] * len(placed), lambda position, _: stored[position][0])
-    crcs = [[stored[position][1]] for position in sorted(stored)]
-    lying = np.array(build.lying(number), np.int64)
-    return np.concatenate([lying[:, :2], np.array(crcs, np.int64)], axis=1)
+    crcs = np.array([stored[position][1] for position in sorted(stored)], np.int64)
+    lying = np.array(build.lying(number), np.int64).reshape(-1, 3)
+    return np.column_stack([lying[:, :2], crcs])
 
 
 def _append_table(build: Build, table: NDArray[np.uint64]) -> None:
