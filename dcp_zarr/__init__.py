@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
-    from dcp_zarr.checkpoint import Checkpoint, Damage, is_complete, open_checkpoint
+    from dcp_zarr.checkpoint import Checkpoint, Damage, Total, is_complete, open_checkpoint
+    from dcp_zarr.comparison import TensorDifference
     from dcp_zarr.errors import (
         CheckpointExistsError,
         CheckpointNotFoundError,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
+    from dcp_zarr.table import Table
+    from dcp_zarr.tensor_statistics import TensorStatistics
     from dcp_zarr.writer import HDF5StorageWriter, ZarrStorageWriter
 
 __all__ = [
@@ -50,8 +53,12 @@ __all__ = [
     "Region",
     "SafeLoadPlanner",
     "SaveError",
+    "Table",
+    "TensorDifference",
     "TensorMismatchError",
     "TensorNotFoundError",
+    "TensorStatistics",
+    "Total",
     "UnsafeObjectError",
     "UnsupportedTensorError",
     "ZarrStorageReader",
@@ -67,11 +74,14 @@ __all__ = [
 
 _MODULES = {
     "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
-    "checkpoint": ("Checkpoint", "Damage", "is_complete", "open_checkpoint"),
+    "checkpoint": ("Checkpoint", "Damage", "Total", "is_complete", "open_checkpoint"),
+    "comparison": ("TensorDifference",),
     "lazy_tensor": ("LazyTensor",),
     "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),
     "region": ("Region",),
+    "table": ("Table",),
+    "tensor_statistics": ("TensorStatistics",),
     "writer": ("HDF5StorageWriter", "ZarrStorageWriter"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

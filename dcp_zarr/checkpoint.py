@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 from dcp_zarr import display, engine, names
+from dcp_zarr.comparison import TensorDifference, differences
 from dcp_zarr.containers.by_path import open_source
 from dcp_zarr.errors import (
     CheckpointNotFoundError,
@@ -17,17 +18,17 @@ from dcp_zarr.errors import (
 )
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.local_files import local_path
-from dcp_zarr.objects import read_objects
+from dcp_zarr.objects import Objects, object_row
 from dcp_zarr.region import Region, coordinates
+from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
+from dcp_zarr.tensor_statistics import TensorStatistics, statistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import ObjectEntry
-
-_MAX_VALUE_LENGTH = 60
+    from dcp_zarr.schema import TensorEntry
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -92,15 +93,38 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What the tensors of one dtype, below one first segment of a name, come to."""
+
+    part: str
+    """The segment."""
+    dtype: str
+    """Torch dtype, without ``torch.``."""
+    tensors: int
+    """How many."""
+    elements: int
+    """Their elements."""
+    nbytes: int
+    """Their bytes, uncompressed."""
+    stored_nbytes: int
+    """Their bytes as stored."""
+
+
 class Checkpoint(Mapping[str, "LazyTensor"]):
     """A committed checkpoint: a mapping from the FQNs of its tensors to lazy tensors.
 
     Entries that are not tensors are in `objects`. May be used from several threads.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, fqns: Collection[str] | None = None) -> None:
         self._source = source
-        self._entries = source.schema.tensors
+        schema = source.schema
+        self._entries = schema.tensors
+        self._objects = schema.objects
+        if fqns is not None:
+            self._entries = {fqn: e for fqn, e in schema.tensors.items() if fqn in fqns}
+            self._objects = {fqn: e for fqn, e in schema.objects.items() if fqn in fqns}
 
     @property
     def path(self) -> str:
@@ -110,7 +134,90 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
     @property
     def objects(self) -> Mapping[str, Any]:
         """What is not a tensor, by FQN; values are read when asked for."""
-        return Objects(self._source)
+        return Objects(self._source, self._objects)
+
+    @property
+    def params(self) -> int:
+        """Number of elements of all tensors."""
+        return sum(prod(entry.array.shape) for entry in self._entries.values())
+
+    def select(self, pattern: str) -> Checkpoint:
+        """Return the part of the checkpoint that a name or pattern selects; nothing is read.
+
+        Parameters
+        ----------
+        pattern
+            A name selects its entry and all below it; ``*`` within a segment, ``**`` across.
+
+        Raises
+        ------
+        TensorNotFoundError
+            If it selects nothing.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"a": torch.ones(3), "b": torch.ones(2)}, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr").select("a").params
+        3
+        """
+        fqns = [*self._entries, *self._objects]
+        return Checkpoint(self._source, {*names.select(pattern, fqns, where=repr(self.path))})
+
+    def totals(self) -> Table[Total]:
+        """Return tensors, elements and bytes for each first segment of a name, and dtype."""
+        found: dict[tuple[str, str], list[TensorEntry]] = {}
+        for fqn, entry in self._entries.items():
+            found.setdefault((fqn.split(".")[0], entry.dtype.torch_name), []).append(entry)
+        rows = [
+            Total(
+                part,
+                dtype,
+                len(entries),
+                sum(prod(entry.array.shape) for entry in entries),
+                sum(entry.array.nbytes for entry in entries),
+                sum(entry.stored_nbytes for entry in entries),
+            )
+            for (part, dtype), entries in found.items()
+        ]
+        return Table(Total, rows, self.path)
+
+    def stats(self, *, thread_count: int | None = None) -> Table[TensorStatistics]:
+        """Return what the values of each tensor are like; all are read, in bounded memory.
+
+        Raises
+        ------
+        CorruptionError
+            If stored bytes are lost or changed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"w": torch.tensor([3.0, -4.0, float("nan")])}, "step-1.zarr")
+        >>> (w,) = dcp_zarr.open_checkpoint("step-1.zarr").stats()
+        >>> w.norm, w.abs_max, w.abs_max_at, w.nans
+        (5.0, 4.0, (1,), 1)
+        """
+        found = self.iter_stats(thread_count=thread_count)
+        return Table(TensorStatistics, found, self.path)
+
+    def iter_stats(self, *, thread_count: int | None = None) -> Iterator[TensorStatistics]:
+        """Yield what the values of each tensor are like, as they are read."""
+        limits = Limits.of(thread_count)
+        yield from statistics(list(self._entries.values()), self._source, limits)
+
+    def diff(self, new: Checkpoint, *, thread_count: int | None = None) -> Table[TensorDifference]:
+        """Return how each tensor of this checkpoint differs in a newer one.
+
+        Raises
+        ------
+        CorruptionError
+            If stored bytes are lost or changed.
+        """
+        found = differences(
+            self._entries, new._entries, (self._source, new._source), Limits.of(thread_count)
+        )
+        return Table(TensorDifference, found, f"{self.path} -> {new.path}")
 
     @property
     def nbytes(self) -> int:
@@ -162,9 +269,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         return list(self)
 
     def _title(self) -> str:
-        elements = sum(prod(entry.array.shape) for entry in self._entries.values())
         return (
-            f"Checkpoint {self.path}: {len(self)} tensors, {display.count(elements)} elements, "
+            f"Checkpoint {self.path}: {len(self)} tensors, {display.count(self.params)} elements, "
             f"{display.size(self.nbytes)} ({display.size(self.stored_nbytes)} stored)"
         )
 
@@ -172,8 +278,9 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         return [
             LazyTensor(self._entries[entry.fqn], self._source).row()
             if entry.fqn in self._entries
-            else _object_row(self._source.schema.objects[entry.fqn])
+            else object_row(self._objects[entry.fqn])
             for entry in self._source.schema.entries
+            if entry.fqn in self._entries or entry.fqn in self._objects
         ]
 
     def verify(self) -> list[Damage]:
@@ -205,50 +312,6 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
     def __exit__(self, *exception: object) -> None:
         """Close it."""
         self.close()
-
-
-def _object_row(entry: ObjectEntry) -> display.Row:
-    text = repr(entry.json[0]) if entry.json else f"object, {display.size(entry.nbytes)}"
-    if len(text) > _MAX_VALUE_LENGTH:
-        text = text[: _MAX_VALUE_LENGTH - 1] + "…"
-    return display.Row(entry.fqn, "", (), 0, entry.nbytes, text)
-
-
-class Objects(Mapping[str, Any]):
-    """The entries of a checkpoint that are not tensors.
-
-    Values that JSON holds exactly come without torch. Others are unpickled by torch with
-    ``weights_only=True``, which runs no code and refuses what would.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._entries = source.schema.objects
-
-    def __getitem__(self, fqn: str) -> Any:  # noqa: ANN401
-        """Return an object by its FQN."""
-        if (entry := self._entries.get(fqn)) is None:
-            raise names.not_found(fqn, self._entries, where=f"objects of {self._source.where!r}")
-        if entry.json:
-            return entry.json[0]
-        from dcp_zarr import tensors  # noqa: PLC0415
-
-        ((_, payload),) = read_objects(self._source, [entry])
-        return tensors.object_value(payload, fqn)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the FQNs."""
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        """Return the number of objects."""
-        return len(self._entries)
-
-    def __repr__(self) -> str:
-        """List the objects; nothing is read."""
-        named = ((display.printable(fqn), entry) for fqn, entry in self._entries.items())
-        rows = (f"{name}: {_object_row(entry).value}" for name, entry in named)
-        return "\n".join(rows)
 
 
 def select_entries(source: Source, pattern: str) -> Sequence[str]:

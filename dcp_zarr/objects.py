@@ -1,14 +1,14 @@
-"""Reading what is not a tensor, as bytes."""
+"""What is not a tensor: read as bytes, and as a mapping of values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcp_zarr import engine
+from dcp_zarr import display, engine, names
 from dcp_zarr.errors import CorruptionError
 from dcp_zarr.region import Region
 from dcp_zarr.tasks import Limits
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 64 << 20
 """Bytes of neighbouring objects that are read at once."""
+_MAX_VALUE_LENGTH = 60
 
 
 def read_objects(
@@ -48,9 +49,9 @@ def read_objects(
         try:
             list(engine.read([job], source, Limits.of(None)))
         except CorruptionError as error:
-            names = ", ".join(repr(entry.fqn) for entry in together[:3])
+            some = ", ".join(repr(entry.fqn) for entry in together[:3])
             raise CorruptionError(
-                f"Object {names} in {source.where!r} cannot be read: {error}",
+                f"Object {some} in {source.where!r} cannot be read: {error}",
                 fqn=together[0].fqn,
                 path=source.where,
             ) from error
@@ -66,3 +67,48 @@ def _neighbourhood(entry: ObjectEntry) -> tuple[str, int]:
 def _place(entry: ObjectEntry) -> tuple[str, int]:
     assert entry.array is not None  # noqa: S101
     return entry.array.path, entry.offset
+
+
+def object_row(entry: ObjectEntry) -> display.Row:
+    """Return what is shown of an object; nothing is read."""
+    text = repr(entry.json[0]) if entry.json else f"object, {display.size(entry.nbytes)}"
+    if len(text) > _MAX_VALUE_LENGTH:
+        text = text[: _MAX_VALUE_LENGTH - 1] + "…"
+    return display.Row(entry.fqn, "", (), 0, entry.nbytes, text)
+
+
+class Objects(Mapping[str, Any]):
+    """The entries of a checkpoint that are not tensors.
+
+    Values that JSON holds exactly come without torch. Others are unpickled by torch with
+    ``weights_only=True``, which runs no code and refuses what would.
+    """
+
+    def __init__(self, source: Source, entries: Mapping[str, ObjectEntry]) -> None:
+        self._source = source
+        self._entries = entries
+
+    def __getitem__(self, fqn: str) -> Any:  # noqa: ANN401
+        """Return an object by its FQN."""
+        if (entry := self._entries.get(fqn)) is None:
+            raise names.not_found(fqn, self._entries, where=f"objects of {self._source.where!r}")
+        if entry.json:
+            return entry.json[0]
+        from dcp_zarr import tensors  # noqa: PLC0415
+
+        ((_, payload),) = read_objects(self._source, [entry])
+        return tensors.object_value(payload, fqn)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the FQNs."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        """List the objects; nothing is read."""
+        named = ((display.printable(fqn), entry) for fqn, entry in self._entries.items())
+        rows = (f"{name}: {object_row(entry).value}" for name, entry in named)
+        return "\n".join(rows)

@@ -34,6 +34,7 @@ class HasArray(Protocol):
 
 
 Job = TypeVar("Job", bound=HasArray)
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
@@ -129,14 +130,14 @@ def _parts(job: Job, wanted: Region, task_bytes: int) -> Iterator[Part[Job]]:
 
 
 def in_order(
-    tasks: Iterable[list[Part[Job]]], work: Callable[[list[Part[Job]]], Result], thread_count: int
-) -> Iterator[tuple[list[Part[Job]], Result]]:
+    tasks: Iterable[Task], work: Callable[[Task], Result], thread_count: int
+) -> Iterator[tuple[Task, Result]]:
     """Do the work of tasks in threads; yield each task with its result, in order.
 
     The first failure ends it, once the tasks under way have ended.
     """
     with ThreadPoolExecutor(thread_count, thread_name_prefix="dcp_zarr") as pool:
-        pending: deque[tuple[list[Part[Job]], Future[Result]]] = deque()
+        pending: deque[tuple[Task, Future[Result]]] = deque()
         try:
             for task in tasks:
                 pending.append((task, pool.submit(work, task)))

@@ -1,0 +1,210 @@
+"""``dcp-zarr``: look into checkpoints from a shell. Knows no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from dcp_zarr.checkpoint import Checkpoint, open_checkpoint
+from dcp_zarr.errors import DcpZarrError, OptionError
+from dcp_zarr.table import Table
+from dcp_zarr.tensor_statistics import TensorStatistics
+
+app = typer.Typer(
+    help="Look into checkpoints that dcp_zarr saved: directories, zip files and HDF5 files.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Path = Annotated[str, typer.Argument(help="The checkpoint.")]
+Pattern = Annotated[
+    str, typer.Argument(help="Name or pattern: all below a name; * in a segment, ** across.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Item = TypeVar("Item")
+_SLICE_PARTS = 3
+
+
+@app.command()
+def ls(path: Path, pattern: Pattern = "", as_json: AsJson = False) -> None:  # noqa: FBT002
+    """List tensors and objects as a tree; no values are read.
+
+    Example: dcp-zarr ls step-1000.zarr model.layers.0
+    """
+    with _opened(path, pattern) as checkpoint:
+        if as_json:
+            _print_json([_row(checkpoint, fqn) for fqn in checkpoint])
+        else:
+            typer.echo(str(checkpoint.tree()))
+
+
+@app.command()
+def show(path: Path, what: str, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Print an object, a tensor, or a slice of it; no more is read.
+
+    Example: dcp-zarr show step-1000.zarr 'model.embed.weight[:2, :4]'
+    """
+    with open_checkpoint(path) as checkpoint:
+        fqn, index = _parsed(what, checkpoint)
+        if fqn in checkpoint.objects:
+            value = checkpoint.objects[fqn]
+            typer.echo(_json(value) if as_json else repr(value))
+            return
+        values = checkpoint[fqn].numpy(index)
+        if as_json:
+            _print_json(values.astype(_plain(values.dtype)).tolist())
+        else:
+            typer.echo(f"{fqn} {checkpoint[fqn].torch_dtype} {list(values.shape)}\n{values}")
+
+
+@app.command()
+def stats(
+    path: Path,
+    pattern: Pattern = "",
+    sort: Annotated[str, typer.Option(help="Column to sort by, largest first.")] = "",
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Say what the values of tensors are like; reads them all.
+
+    Example: dcp-zarr stats step-1000.zarr '**.weight' --sort abs_max
+    """
+    with _opened(path, pattern) as checkpoint:
+        found = _tracked(checkpoint.iter_stats(), len(checkpoint), "reading")
+        table = Table(TensorStatistics, found, path)
+    _print_table(table.sorted_by(sort) if sort else table, as_json=as_json)
+
+
+@app.command()
+def diff(old: Path, new: Path, pattern: Pattern = "", as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Compare two checkpoints, tensor by tensor; exits with 1 where they differ.
+
+    Example: dcp-zarr diff step-900.zarr step-1000.zarr model
+    """
+    with _opened(old, pattern) as first, _opened(new, pattern) as second:
+        table = first.diff(second)
+    differing = [row for row in table if row.change != "equal"]
+    if as_json:
+        _print_json(table.to_dicts())
+    elif differing:
+        typer.echo(repr(table.where(lambda row: row.change != "equal")))
+    else:
+        typer.echo(f"All {len(table)} tensors are equal, bit for bit.")
+    raise typer.Exit(1 if differing else 0)
+
+
+@app.command()
+def verify(path: Path, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Check every stored byte; exits with 1 and a list where any is lost or changed.
+
+    Example: dcp-zarr verify step-1000.zarr
+    """
+    with open_checkpoint(path) as checkpoint:
+        damage = checkpoint.verify()
+        if as_json:
+            _print_json([str(found) for found in damage])
+        else:
+            for found in damage:
+                typer.echo(str(found))
+            typer.echo(f"{path}: {len(damage) or 'no'} damage in {len(checkpoint)} tensors.")
+    raise typer.Exit(1 if damage else 0)
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one line on standard error."""
+    try:
+        app()
+    except DcpZarrError as error:
+        typer.echo(f"dcp-zarr: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(141)
+
+
+def _opened(path: str, pattern: str) -> Checkpoint:
+    checkpoint = open_checkpoint(path)
+    return checkpoint.select(pattern) if pattern else checkpoint
+
+
+def _parsed(what: str, checkpoint: Checkpoint) -> tuple[str, Any]:
+    """Split a name with a slice behind; names may hold brackets themselves."""
+    if what in checkpoint or what in checkpoint.objects:
+        return what, ...
+    found = re.fullmatch(r"(.*)\[([^\[\]]*)\]", what, re.DOTALL)
+    if found is None:
+        return what, ...
+    return found[1], tuple(_axis(text.strip(), what) for text in found[2].split(","))
+
+
+def _axis(text: str, what: str) -> Any:  # noqa: ANN401
+    if text == "...":
+        return ...
+    numbers = text.split(":")
+    are_numbers = all(re.fullmatch(r"\s*(-?\d+)?\s*", number) for number in numbers)
+    if len(numbers) > _SLICE_PARTS or not are_numbers:
+        raise OptionError(f"{text!r} in {what!r} is no index; write it as in numpy: [:2, -1, ...].")
+    found = [int(number) if number.strip() else None for number in numbers]
+    if len(found) > 1:
+        return slice(*found)
+    if found[0] is None:
+        raise OptionError(f"{what!r} has an empty index.")
+    return found[0]
+
+
+def _row(checkpoint: Checkpoint, fqn: str) -> dict[str, Any]:
+    tensor = checkpoint[fqn]
+    return {
+        "fqn": fqn,
+        "dtype": tensor.torch_dtype,
+        "shape": list(tensor.shape),
+        "nbytes": tensor.nbytes,
+        "stored_nbytes": tensor.stored_nbytes,
+    }
+
+
+def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of numpy that holds the values of one of ml_dtypes."""
+    return dtype if dtype.kind != "V" else np.dtype(np.float32)
+
+
+def _tracked(items: Iterable[Item], count: int, what: str) -> Iterator[Item]:
+    """Show progress on standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    return iter(track(items, what, total=count, console=console, disable=not console.is_terminal))
+
+
+def _print_table(table: Table[Any], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(table.to_dicts())
+    else:
+        typer.echo(repr(table))
+
+
+def _print_json(value: Any) -> None:  # noqa: ANN401
+    typer.echo(_json(value))
+
+
+def _json(value: Any) -> str:  # noqa: ANN401
+    return json.dumps(_strict(value), ensure_ascii=False)
+
+
+def _strict(value: Any) -> Any:  # noqa: ANN401
+    """Return a value as strict JSON has it: null for what is no number."""
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value

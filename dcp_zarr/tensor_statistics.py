@@ -1,0 +1,233 @@
+"""What the values of a tensor are like: streamed, in bounded memory, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf, nan, prod, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcp_zarr import engine
+from dcp_zarr.region import Grid, Region, coordinates
+from dcp_zarr.tasks import Limits, in_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dcp_zarr.container import Source
+    from dcp_zarr.schema import TensorEntry
+
+_BOX_BYTES = 8 << 20
+"""Read and summed up at once, by one thread."""
+BLOCK_ELEMENTS = 1 << 16
+"""Of these many float64 a core's cache holds some copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStatistics:
+    """What the values of one tensor are like; complex ones by their absolute values.
+
+    `min` to `std`, `norm` and `abs_max` are those of the finite values; NaN where there is none.
+    """
+
+    fqn: str
+    """Fully qualified name."""
+    dtype: str
+    """Torch dtype, without ``torch.``."""
+    shape: tuple[int, ...]
+    """Shape."""
+    count: int
+    """Number of elements."""
+    nans: int
+    """How many are NaN."""
+    infs: int
+    """How many are infinite."""
+    zeros: int
+    """How many are zero."""
+    min: float
+    """The least."""
+    max: float
+    """The largest."""
+    mean: float
+    """Their mean."""
+    std: float
+    """Their standard deviation (of the population)."""
+    norm: float
+    """The square root of the sum of their squares."""
+    abs_max: float
+    """The largest absolute value."""
+    abs_max_at: tuple[int, ...] | None
+    """Where it is: its first place in C order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What is known of a part of a tensor."""
+
+    finite: int = 0
+    nans: int = 0
+    infs: int = 0
+    zeros: int = 0
+    min: float = inf
+    max: float = -inf
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
+    abs_max: float = -1.0
+    abs_max_at: tuple[int, ...] | None = None
+
+    def __add__(self, other: _Sums) -> _Sums:
+        """Join two parts (Chan, Golub and LeVeque 1979)."""
+        finite = self.finite + other.finite
+        part = other.finite / finite if finite else 0.0
+        apart = other.mean - self.mean
+        abs_max = max(self.abs_max, other.abs_max)
+        places = [s.abs_max_at for s in (self, other) if s.abs_max == abs_max and s.abs_max_at]
+        return _Sums(
+            finite,
+            self.nans + other.nans,
+            self.infs + other.infs,
+            self.zeros + other.zeros,
+            min(self.min, other.min),
+            max(self.max, other.max),
+            self.mean + apart * part,
+            self.squares + other.squares + apart * apart * self.finite * part,
+            abs_max,
+            min(places, default=None),
+        )
+
+
+def statistics(
+    entries: Sequence[TensorEntry], source: Source, limits: Limits
+) -> Iterator[TensorStatistics]:
+    """Read tensors, and yield what their values are like, in order.
+
+    Parameters
+    ----------
+    entries
+        The tensors.
+    source
+        Where they are.
+    limits
+        Threads; each has one box of a tensor in memory.
+
+    Raises
+    ------
+    CorruptionError
+        If stored bytes are lost or changed.
+    """
+    tasks = ((entry, box) for entry in entries for box in boxes(entry))
+    work = partial(_sums_of, source=source)
+    sums = _Sums()
+    left = {entry.fqn: sum(1 for _ in boxes(entry)) for entry in entries}
+    for (entry, _), part in in_order(tasks, work, limits.thread_count):
+        sums += part
+        left[entry.fqn] -= 1
+        if not left[entry.fqn]:
+            yield _finished(entry, sums)
+            sums = _Sums()
+
+
+def boxes(entry: TensorEntry) -> Iterator[Region]:
+    """Cut a tensor into boxes of whole read chunks; one that is empty for an empty tensor."""
+    array = entry.array
+    if not prod(array.shape):
+        yield Region.whole(array.shape)
+        return
+    shape = list(array.read_chunk_shape)
+    for axis in reversed(range(len(shape))):
+        others = prod(shape) // shape[axis] * array.itemsize
+        fitting = max(_BOX_BYTES // (others * shape[axis]), 1)
+        shape[axis] = min(shape[axis] * fitting, max(array.shape[axis], shape[axis]))
+        if shape[axis] < array.shape[axis]:
+            break
+    grid = Grid(array.shape, tuple(shape))
+    for position in coordinates(Region.whole(grid.counts)):
+        yield grid.box(position)
+
+
+def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> _Sums:
+    entry, box = task
+    values, sums = read_box(entry, source, box), _Sums()
+    for start in range(0, values.size, BLOCK_ELEMENTS):
+        block = as_float64(values[start : start + BLOCK_ELEMENTS])
+        sums += _sums_of_block(block, start, box)
+    return sums
+
+
+def read_box(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
+    """Return the values in a box of a tensor, in one row; complex32 as complex64.
+
+    Raises
+    ------
+    CorruptionError
+        If stored bytes are lost or changed.
+    """
+    out = np.empty(box.sizes, entry.dtype.bits)
+    list(engine.read([engine.ReadJob(entry.array, entry.codec, box, out)], source, Limits.of(1)))
+    values = entry.dtype.values(out)
+    if entry.dtype.trailing:
+        values = values.astype(np.float32).view(np.complex64)
+    return values.reshape(-1)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def as_float64(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return numbers as float64; complex ones as their absolute values."""
+    if np.issubdtype(values.dtype, np.complexfloating):
+        values = np.abs(values)
+    return np.asarray(values, np.float64)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _sums_of_block(values: NDArray[np.float64], start: int, box: Region) -> _Sums:
+    """Sum up values that begin at a place in a box, in C order."""
+    nans, infs, places = 0, 0, None
+    if not np.isfinite(values.sum()):
+        nans, infs = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        places = np.flatnonzero(np.isfinite(values))
+        values = values[places]
+    if not values.size:
+        return _Sums(nans=nans, infs=infs)
+    low, high = int(values.argmin()), int(values.argmax())
+    least, largest = float(values[low]), float(values[high])
+    far = low if -least > largest else high
+    far = start + (far if places is None else int(places[far]))
+    at = zip(np.unravel_index(far, box.sizes), box.offsets, strict=True)
+    mean = float((values / values.size).sum())
+    apart = values - mean
+    return _Sums(
+        values.size,
+        nans,
+        infs,
+        values.size - int(np.count_nonzero(values)),
+        least,
+        largest,
+        mean,
+        float(apart @ apart),
+        max(-least, largest),
+        tuple(int(i) + offset for i, offset in at),
+    )
+
+
+def _finished(entry: TensorEntry, sums: _Sums) -> TensorStatistics:
+    known = sums.finite > 0
+    return TensorStatistics(
+        entry.fqn,
+        entry.dtype.torch_name,
+        entry.array.shape,
+        prod(entry.array.shape),
+        sums.nans,
+        sums.infs,
+        sums.zeros,
+        sums.min if known else nan,
+        sums.max if known else nan,
+        sums.mean if known else nan,
+        sqrt(sums.squares / sums.finite) if known else nan,
+        sqrt(sums.squares + sums.finite * sums.mean * sums.mean) if known else nan,
+        sums.abs_max if known else nan,
+        sums.abs_max_at,
+    )

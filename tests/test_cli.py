@@ -1,0 +1,140 @@
+"""``dcp-zarr``, as it is called from a shell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dcp_zarr
+from dcp_zarr import cli
+
+
+@pytest.fixture(autouse=True)
+def saved(path):
+    state = {"model": {"w": torch.arange(12.0).reshape(3, 4), "b[0]": torch.ones(2).bfloat16()}}
+    dcp_zarr.save({**state, "step": 7, "nan": torch.tensor(float("nan"))}, path)
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(cli.app, [*map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_ls_draws_the_tree(path):
+    listed = run("ls", path)
+    assert "4.0 B" not in listed
+    assert "w  float32 [3, 4]" in listed
+    assert "step  7" in listed
+    assert "step" not in run("ls", path, "model")
+
+
+def test_ls_as_json(path):
+    rows = json.loads(run("ls", path, "model", "--json"))
+    assert rows[0] | {"stored_nbytes": 0} == {
+        "fqn": "model.w", "dtype": "float32", "shape": [3, 4], "nbytes": 48, "stored_nbytes": 0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("model.w[1]", [4, 5, 6, 7]),
+        ("model.w[:2, -1]", [3, 7]),
+        ("model.w[::2,1:3]", [[1, 2], [9, 10]]),
+        ("model.w[..., 0]", [0, 4, 8]),
+        ("model.b[0]", [1, 1]),
+        ("model.b[0][1]", 1),
+        ("step", 7),
+        ("nan", None),
+    ],
+)
+def test_show_prints_a_slice(what, expected, path):
+    assert json.loads(run("show", path, what, "--json")) == expected
+
+
+def test_show_prints_for_people(path):
+    assert run("show", path, "model.w[0]") == "model.w float32 [4]\n[0. 1. 2. 3.]\n"
+    assert run("show", path, "step") == "7\n"
+
+
+def test_stats_and_their_order(path):
+    rows = json.loads(run("stats", path, "--json"))
+    assert [row["fqn"] for row in rows] == ["model.w", "model.b[0]", "nan"]
+    assert rows[2]["mean"] is None
+    assert run("stats", path, "--sort", "nans").splitlines()[2].startswith("nan")
+
+
+def test_diff_tells_what_differs_and_exits_with_1(path):
+    other = f"other-{path}"
+    dcp_zarr.save({"model": {"w": torch.zeros(3, 4)}}, other)
+    assert "values" in run("diff", path, other, "model.w", code=1)
+    rows = json.loads(run("diff", path, other, "model", "--json", code=1))
+    assert {row["fqn"]: row["change"] for row in rows} == {
+        "model.w": "values",
+        "model.b[0]": "removed",
+    }
+    assert "All 3 tensors are equal" in run("diff", path, path)
+
+
+def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
+    assert "no damage in 3 tensors" in run("verify", path)
+    monkeypatch.setattr(
+        dcp_zarr.Checkpoint, "verify", lambda _: [dcp_zarr.Damage("w", None, "broken")]
+    )
+    assert "broken" in run("verify", path, code=1)
+    assert json.loads(run("verify", path, "--json", code=1)) == ["w None: broken"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ls", "nowhere.zarr"], "There is no checkpoint at"),
+        (["show", "PATH", "modle.w"], "Nothing in"),
+        (["show", "PATH", "model.w[a]"], "'a' in 'model.w[a]' is no index"),
+        (["show", "PATH", "model.w[]"], "'model.w[]' has an empty index"),
+        (["stats", "PATH", "--sort", "size"], "There is no column 'size'"),
+    ],
+)
+def test_errors_are_one_line_and_no_traceback(arguments, message, path):
+    command = [path if argument == "PATH" else argument for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", "from dcp_zarr.cli import main; main()", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("dcp-zarr: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_broken_pipe_is_quiet(path):
+    dcp_zarr.save({f"w{n}": torch.ones(1) for n in range(3000)}, path)
+    program = f"from dcp_zarr.cli import main; import sys; sys.argv = ['x', 'ls', {path!r}]; main()"
+    done = subprocess.run(
+        f'{sys.executable} -c "{program}" | head -1',
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("Checkpoint")
+    assert done.stderr == ""
+
+
+def test_torch_is_not_imported(path):
+    program = f"import sys; from dcp_zarr import cli; sys.argv = ['x', 'stats', {path!r}]\n"
+    program += "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify"])
+def test_every_command_has_an_example(command):
+    assert f"Example: dcp-zarr {command}" in " ".join(run(command, "--help").split())

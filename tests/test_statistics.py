@@ -1,0 +1,193 @@
+"""What the values of tensors are like, and how they differ between checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dcp_zarr
+from dcp_zarr import engine, tensor_statistics
+from tests import ranks
+from tests.ranks import parts
+from tests.test_dtypes import DTYPES, every_pattern
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+
+
+def stats_of(tensor, path="x.zarr", **options):
+    dcp_zarr.save({"w": tensor}, path, **options)
+    with dcp_zarr.open_checkpoint(path) as checkpoint:
+        (found,) = checkpoint.stats()
+    return found
+
+
+def test_statistics_are_those_of_numpy(path):
+    torch.manual_seed(0)
+    whole = torch.randn(3001, 257)
+    ranks.save(lambda: dcp_zarr.storage_writer(path), [{"w": p} for p in parts(whole, (3, 1))])
+    with dcp_zarr.open_checkpoint(path) as checkpoint:
+        (found,) = checkpoint.stats()
+    values = whole.double().numpy()
+    assert (found.fqn, found.dtype, found.shape) == ("w", "float32", (3001, 257))
+    assert (found.count, found.zeros, found.nans, found.infs) == (values.size, 0, 0, 0)
+    expected = [values.min(), values.max(), values.mean(), values.std()]
+    assert [found.min, found.max, found.mean, found.std] == pytest.approx(expected)
+    assert found.norm == pytest.approx(np.linalg.norm(values))
+    assert found.abs_max == np.abs(values).max()
+    assert found.abs_max_at == np.unravel_index(np.abs(values).argmax(), values.shape)
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if "complex" not in name])
+def test_every_dtype_has_statistics(name):
+    source = every_pattern(name)
+    found = stats_of(source)
+    values = (source.view(torch.uint8) if name == "float4_e2m1fn_x2" else source).double()
+    finite = values[values.isfinite()]
+    assert (found.nans, found.infs) == (int(values.isnan().sum()), int(values.isinf().sum()))
+    assert (found.min, found.max) == (finite.min(), finite.max())
+
+
+@pytest.mark.parametrize("name", ["complex32", "complex64", "complex128"])
+def test_complex_values_count_by_their_size(name):
+    found = stats_of(torch.tensor([3 + 4j, 0, 6 - 8j], dtype=getattr(torch, name)))
+    assert (found.min, found.max, found.zeros, found.abs_max_at) == (0, 10, 1, (2,))
+
+
+def test_what_is_not_finite_is_counted_and_left_out():
+    found = stats_of(torch.tensor([0.0, -0.0, 3.0, -4.0, math.nan, math.inf, -math.inf]))
+    assert (found.nans, found.infs, found.zeros) == (1, 2, 2)
+    assert (found.min, found.max, found.norm) == (-4, 3, 5)
+    assert (found.abs_max, found.abs_max_at) == (4, (3,))
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(0, 3), torch.full((2,), math.nan)])
+def test_nothing_finite_has_no_mean(tensor):
+    found = stats_of(tensor)
+    assert math.isnan(found.mean)
+    assert math.isnan(found.min)
+    assert found.abs_max_at is None
+
+
+@given(st.lists(st.floats(-1e3, 1e3), max_size=60), st.integers(1, 60))
+def test_parts_sum_up_to_the_whole(values, cut):
+    array = np.array(values, np.float64)
+
+    def sums(part, start):
+        box = dcp_zarr.Region((0,), (max(array.size, 1),))
+        return tensor_statistics._sums_of_block(part, start, box)
+
+    whole = sums(array, 0)
+    joined = sums(array[:cut], 0) + sums(array[cut:], min(cut, array.size))
+    assert (joined.finite, joined.zeros) == (whole.finite, whole.zeros)
+    assert joined.mean == pytest.approx(whole.mean, abs=1e-9)
+    assert joined.squares == pytest.approx(whole.squares, abs=1e-6)
+    assert (joined.abs_max, joined.abs_max_at) == (whole.abs_max, whole.abs_max_at)
+
+
+def test_memory_is_bounded(monkeypatch):
+    dcp_zarr.save({"w": torch.zeros(4000, 3000)}, "x.zarr")
+    seen = []
+    real = engine.ReadJob
+
+    def noted(array, codec, region, out):
+        seen.append(out.nbytes)
+        return real(array, codec, region, out)
+
+    monkeypatch.setattr(engine, "ReadJob", noted)
+    with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+        checkpoint.stats()
+    assert max(seen) <= 8 << 20
+    assert sum(seen) == 4000 * 3000 * 4
+
+
+class TestDiff:
+    """How tensors differ."""
+
+    def diff(self, old, new, second="y.zarr"):
+        dcp_zarr.save(old, "x.zarr")
+        dcp_zarr.save(new, second)
+        with dcp_zarr.open_checkpoint("x.zarr") as a, dcp_zarr.open_checkpoint(second) as b:
+            return {row.fqn: row for row in a.diff(b)}
+
+    def test_equal_bits_are_equal_whatever_the_container(self, path):
+        state = {"w": torch.randn(1000, 70), "nan": torch.tensor([math.nan, -0.0])}
+        found = self.diff(state, state, f"y{path}")
+        assert {row.change for row in found.values()} == {"equal"}
+        assert found["w"].cosine == pytest.approx(1)
+        assert found["w"].relative_norm == 0
+
+    def test_values_that_differ_are_measured(self):
+        old = torch.randn(300, 40)
+        new = old.clone()
+        new[7, 3] += 2
+        row = self.diff({"w": old}, {"w": new})["w"]
+        assert (row.change, row.differing) == ("values", 1)
+        assert row.max_abs == pytest.approx(2)
+        assert row.relative_norm == pytest.approx(2 / float(old.norm()), rel=1e-5)
+        assert 0.9 < row.cosine < 1
+
+    def test_names_shapes_and_dtypes_that_differ_are_told(self):
+        old = {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2), "d": torch.ones(2)}
+        new = {
+            "b": torch.ones(3),
+            "c": torch.ones(2).half(),
+            "d": torch.ones(2),
+            "e": torch.ones(1),
+        }
+        found = self.diff(old, new)
+        changes = {fqn: row.change for fqn, row in found.items()}
+        assert changes == {
+            "a": "removed", "b": "shape", "c": "dtype", "d": "equal", "e": "added"
+        }  # fmt: skip
+        assert (found["b"].was, found["b"].now) == ("float32 [2]", "float32 [3]")
+        assert (found["c"].differing, found["c"].max_abs) == (0, 0)
+
+    def test_a_zero_of_another_sign_differs(self):
+        row = self.diff({"w": torch.tensor([0.0])}, {"w": torch.tensor([-0.0])})["w"]
+        assert (row.change, row.differing, row.max_abs) == ("values", 1, 0)
+
+
+class TestParts:
+    """Views of a part, totals and tables."""
+
+    @staticmethod
+    def opened():
+        state = {"model": {"w": torch.ones(4, 2).bfloat16(), "b": torch.ones(3)}, "step": 7}
+        dcp_zarr.save({**state, "optim": {"m": torch.zeros(4, 2)}}, "x.zarr")
+        return dcp_zarr.open_checkpoint("x.zarr")
+
+    def test_a_selection_is_a_checkpoint_of_less(self):
+        part = self.opened().select("model")
+        assert list(part) == ["model.w", "model.b"]
+        assert (part.params, len(part.objects)) == (11, 0)
+        assert [row.fqn for row in part.stats()] == ["model.w", "model.b"]
+        assert "optim" not in str(part.tree())
+        with pytest.raises(dcp_zarr.TensorNotFoundError, match="Near it: 'model"):
+            self.opened().select("modle")
+
+    def test_totals_are_by_part_and_dtype(self):
+        rows = [(t.part, t.dtype, t.tensors, t.elements, t.nbytes) for t in self.opened().totals()]
+        assert rows == [
+            ("model", "bfloat16", 1, 8, 16),
+            ("model", "float32", 1, 3, 12),
+            ("optim", "float32", 1, 8, 32),
+        ]
+
+    def test_a_table_is_text_html_and_pandas(self):
+        table = self.opened().stats()
+        assert "model.w" in repr(table)
+        assert "<td>bfloat16</td>" in table._repr_html_()
+        frame = table.to_pandas()
+        assert list(frame["zeros"]) == [0, 0, 8]
+        assert table.sorted_by("zeros")[0].fqn == "optim.m"
+        with pytest.raises(dcp_zarr.OptionError, match="no column 'size'; there are fqn, dtype"):
+            table.sorted_by("size")
+
+    def test_a_name_that_is_html_stays_text(self):
+        dcp_zarr.save({"<script>": torch.ones(1)}, "x.zarr")
+        assert "<script>" not in dcp_zarr.open_checkpoint("x.zarr").stats()._repr_html_()
