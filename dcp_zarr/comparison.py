@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dcp_zarr.tasks import Limits, in_order
-from dcp_zarr.tensor_statistics import BLOCK_ELEMENTS, as_float64, boxes, read_box
+from dcp_zarr.tensor_statistics import BLOCK_ELEMENTS, as_float64, boxes, read_box, summed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from dcp_zarr.container import Source
     from dcp_zarr.region import Region
     from dcp_zarr.schema import TensorEntry
+    from dcp_zarr.tasks import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,8 @@ def differences(
         if fqn in new and old[fqn].array.shape == new[fqn].array.shape
     ]
     tasks = ((pair, box) for pair in pairs for box in boxes(pair[1]))
-    left = {pair[1].fqn: sum(1 for _ in boxes(pair[1])) for pair in pairs}
-    sums = _Sums()
-    for (pair, _), part in in_order(tasks, partial(_compare, sources=sources), limits.thread_count):
-        sums += part
-        left[pair[1].fqn] -= 1
-        if not left[pair[1].fqn]:
-            yield _finished(*pair, sums)
-            sums = _Sums()
+    for pair, sums in summed(tasks, partial(_compare, sources=sources), limits):
+        yield _finished(*pair, sums)
 
 
 def _described(entry: TensorEntry) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from itertools import groupby
 from math import inf, nan, prod, sqrt
-from typing import TYPE_CHECKING, Any
+from operator import add
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -120,15 +122,24 @@ def statistics(
         If stored bytes are lost or changed.
     """
     tasks = ((entry, box) for entry in entries for box in boxes(entry))
-    work = partial(_sums_of, source=source)
-    sums = _Sums()
-    left = {entry.fqn: sum(1 for _ in boxes(entry)) for entry in entries}
-    for (entry, _), part in in_order(tasks, work, limits.thread_count):
-        sums += part
-        left[entry.fqn] -= 1
-        if not left[entry.fqn]:
-            yield _finished(entry, sums)
-            sums = _Sums()
+    for entry, sums in summed(tasks, partial(_sums_of, source=source), limits):
+        yield _finished(entry, sums)
+
+
+Item = TypeVar("Item")
+Sums = TypeVar("Sums")
+
+
+def summed(
+    tasks: Iterable[tuple[Item, Region]],
+    sums_of: Callable[[tuple[Item, Region]], Sums],
+    limits: Limits,
+) -> Iterator[tuple[Item, Sums]]:
+    """Add up what is known of the boxes of each item, which stand together; in order."""
+    parts = in_order(tasks, sums_of, limits.thread_count)
+    for _, together in groupby(parts, key=lambda part: id(part[0][0])):
+        (task, first), *rest = together
+        yield task[0], reduce(add, (sums for _, sums in rest), first)
 
 
 def boxes(entry: TensorEntry) -> Iterator[Region]:
