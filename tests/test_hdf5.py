@@ -321,6 +321,15 @@ class TestLayout:
         assert os.listdir() == ["x.h5"]
 
 
+def test_a_file_that_h5py_has_open_is_read_and_replaced():
+    dcp_zarr.save({"w": torch.ones(3)}, "x.h5")
+    for mode in ("r", "r+"):
+        with h5py.File("x.h5", mode) as file:
+            assert load()["w"].tolist() == [1, 1, 1]
+            dcp_zarr.save({"w": torch.ones(3)}, "x.h5")
+            assert file["w"][:].tolist() == [1, 1, 1]
+
+
 class TestRewritten:
     """A file that h5py wrote anew, with other data sets than those that were saved."""
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 from h5py import h5d, h5o, h5s
 
@@ -332,8 +331,14 @@ def _places(array: ArrayLayout, read_chunks: Sequence[Shape]) -> NDArray[np.int6
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Say whether a file is an HDF5 file with a schema, of any version, sound or not."""
+    fd = os.open(path, os.O_RDONLY)
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            return hdf5_format.attribute(file.id) is not None
+        file = hdf5_format.open_file(_Reading(fd))
+        try:
+            return hdf5_format.attribute(file) is not None
+        finally:
+            file.close()
     except _H5PY_ERRORS:
         return False
+    finally:
+        os.close(fd)
