@@ -181,7 +181,9 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _tracked(items: Iterable[Item], count: int, what: str) -> Iterator[Item]:
     """Show progress on standard error, where that is a terminal."""
     console = Console(stderr=True)
-    return iter(track(items, what, total=count, console=console, disable=not console.is_terminal))
+    if not console.is_terminal:
+        return iter(items)
+    return iter(track(items, what, total=count, console=console))
 
 
 def _print_table(table: Table[Any], *, as_json: bool) -> None:
