@@ -124,6 +124,12 @@ class Assignment:
         return (self.region.volume - whole) * self.array.itemsize
 
 
+def enclosing(shape: Shape, read_chunk_shape: Shape) -> Shape:
+    """Return the write chunk shape that holds a whole tensor, at least one read chunk an axis."""
+    pairs = zip(shape, read_chunk_shape, strict=True)
+    return tuple(max(-(-n // r), 1) * r for n, r in pairs)
+
+
 def object_layout(fqn: str, path: str, nbytes: int) -> ArrayLayout:
     """Return the layout of an object that is stored as an array of its bytes."""
     step = max(min(nbytes, _OBJECT_READ_CHUNK_BYTES), 1)

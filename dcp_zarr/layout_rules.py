@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dcp_zarr.errors import LayoutError
-from dcp_zarr.layout import ArrayLayout
+from dcp_zarr.layout import ArrayLayout, enclosing
 from dcp_zarr.region import Region, Tiling
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def _write_shape(
     """
     cell = [step or -(-n // r) * r for step, n, r in zip(steps, shape, read, strict=True)]
     if options.shared_objects and any(steps) and prod(cell) * itemsize < _OWN_OBJECT_BYTES:
-        return _whole(shape, read)
+        return enclosing(shape, read)
     counts = [max(c // r, 1) for c, r in zip(cell, read, strict=True)]
     allowed = max(options.write_chunk_bytes // (prod(read) * itemsize), 1)
     for axis, step in enumerate(steps):
@@ -276,11 +276,7 @@ def _write_shape(
 
 def _cut_write_shape(shape: Shape, read: Shape, options: LayoutOptions) -> Shape:
     """Return the write chunk shape of a cut tensor: all of it, where it may be shared."""
-    return _whole(shape, read) if options.shared_objects else read
-
-
-def _whole(shape: Shape, read: Shape) -> Shape:
-    return tuple(max(-(-n // r), 1) * r for n, r in zip(shape, read, strict=True))
+    return enclosing(shape, read) if options.shared_objects else read
 
 
 def _cut(

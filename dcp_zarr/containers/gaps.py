@@ -15,6 +15,20 @@ _MAX_HOLES = 0.08
 """Part of what was placed in a file that the holes between may add."""
 
 
+def read_placed(fd: int, offset: int, nbytes: int) -> memoryview:
+    """Read what a rank placed in a file.
+
+    Raises
+    ------
+    SaveError
+        If the file ends before.
+    """
+    buffer = memoryview(bytearray(nbytes))
+    if read_all(fd, offset, [buffer]) < nbytes:
+        raise SaveError(f"What the ranks wrote ends before byte {offset + nbytes}.")
+    return buffer
+
+
 def close_gaps(fd: int, placed: NDArray[np.uint64], start: int = 0) -> NDArray[np.uint64]:
     """Move what was placed together where the holes are many; return where it is.
 
@@ -37,10 +51,7 @@ def close_gaps(fd: int, placed: NDArray[np.uint64], start: int = 0) -> NDArray[n
     for number in placed[:, 0].argsort().tolist():
         offset, nbytes = placed[number].tolist()
         if offset != end:
-            buffer = memoryview(bytearray(nbytes))
-            if read_all(fd, offset, [buffer]) < nbytes:
-                raise SaveError(f"What the ranks wrote ends before byte {offset + nbytes}.")
-            write_all(fd, end, [buffer])
+            write_all(fd, end, [read_placed(fd, offset, nbytes)])
         moved[number, 0] = end
         end += nbytes
     return moved

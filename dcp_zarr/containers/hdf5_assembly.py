@@ -11,15 +11,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from h5py import h5d, h5f, h5s, h5t
 
 from dcp_zarr.containers import hdf5_format
+from dcp_zarr.containers.gaps import read_placed
 from dcp_zarr.containers.hdf5_build import GAP_BYTES, Build, SparseFile
 from dcp_zarr.errors import DcpZarrError, SaveError
+from dcp_zarr.layout import enclosing
 from dcp_zarr.local_files import write_all
 from dcp_zarr.schema import TensorEntry
 from dcp_zarr.schema_json import schema_to_json
@@ -121,16 +123,9 @@ def _write_around(fd: int, file: SparseFile) -> None:
 
 def copied(fd: int, path: str | os.PathLike[str], contents: Contents) -> None:
     """Make a new file at a path, and copy the read chunks into it from the one they lie in."""
-
-    def content(offset: int, nbytes: int) -> bytes:
-        stored = os.pread(fd, nbytes, offset)
-        if len(stored) < nbytes:
-            raise SaveError(f"What the ranks wrote ends before byte {offset + nbytes}.")
-        return stored
-
     with open(path, "x+b", buffering=0) as file, _building(file, contents, in_place=False) as build:
         placed: list[Any] = contents.placed[:, :4].tolist()
-        build.put(placed, [0] * len(placed), content)
+        build.put(placed, [0] * len(placed), partial(read_placed, fd))
         _append(build, contents, _lying(build, contents))
 
 
@@ -220,8 +215,7 @@ def _one_object_each(schema: Schema) -> Schema:
     """Return a schema in which each array is one object: read chunks are stored one by one."""
 
     def whole(array: ArrayLayout) -> ArrayLayout:
-        pairs = zip(array.shape, array.read_chunk_shape, strict=True)
-        return replace(array, write_chunk_shape=tuple(max(-(-n // r), 1) * r for n, r in pairs))
+        return replace(array, write_chunk_shape=enclosing(array.shape, array.read_chunk_shape))
 
     def entry(old: Entry) -> Entry:
         if isinstance(old, TensorEntry):

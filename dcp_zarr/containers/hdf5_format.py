@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from dcp_zarr.dtypes import EXTENSION_TYPES
 from dcp_zarr.schema_json import properties_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -160,12 +161,17 @@ def new_file(content: Any) -> Any:  # noqa: ANN401
     return h5f.create(b"dcp_zarr", h5f.ACC_TRUNC, fapl=access)
 
 
-def open_file(content: Any) -> Any:  # noqa: ANN401
-    """Open a file for reading; where it is, is an object like a binary file."""
+@contextmanager
+def opened(content: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Open a file for reading, and close it; where it is, is an object like a binary file."""
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, content)
-    return h5f.open(b"dcp_zarr", h5f.ACC_RDONLY, fapl=access)
+    file = h5f.open(b"dcp_zarr", h5f.ACC_RDONLY, fapl=access)
+    try:
+        yield file
+    finally:
+        file.close()
 
 
 @lru_cache(maxsize=4096)
@@ -243,6 +249,14 @@ def digest(text: bytes | None) -> str:
 def read_chunk_count(array: ArrayLayout) -> int:
     """Return how many read chunks an array has."""
     return prod(array.read_grid.counts)
+
+
+def places(array: ArrayLayout, read_chunks: Sequence[Shape]) -> NDArray[np.int64]:
+    """Return the places of read chunks in their array's grid, in C order."""
+    if not array.shape:
+        return np.zeros(len(read_chunks), np.int64)
+    axes = tuple(np.array(read_chunks, np.int64).T)
+    return np.asarray(np.ravel_multi_index(axes, array.read_grid.counts), np.int64)
 
 
 def json_text(value: Any) -> bytes:  # noqa: ANN401

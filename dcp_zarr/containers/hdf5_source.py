@@ -78,11 +78,8 @@ class HDF5Source(LocalSource):
     def _hdf5(self) -> Iterator[Any]:
         """Open the file with h5py; what it makes of damage is one error."""
         try:
-            file = hdf5_format.open_file(_Reading(self._opened()))
-            try:
+            with hdf5_format.opened(_Reading(self._opened())) as file:
                 yield file
-            finally:
-                file.close()
         except DcpZarrError:
             raise
         except _H5PY_ERRORS as error:
@@ -250,7 +247,7 @@ class _StoredArray:
 
     def extents(self, read_chunks: Sequence[Shape]) -> list[Extent]:
         """Return where stored read chunks lie."""
-        rows = self.rows[_places(self.array, read_chunks)]
+        rows = self.rows[hdf5_format.places(self.array, read_chunks)]
         if (rows[:, :2].sum(axis=1) > self.nbytes).any():
             raise CorruptionError("The file does not hold all of it.")
         return [
@@ -274,7 +271,7 @@ class _DecodedArray:
     def extents(self, read_chunks: Sequence[Shape]) -> list[Extent]:
         """Return where decoded read chunks would lie."""
         nbytes = self.array.read_chunk_nbytes
-        places = _places(self.array, read_chunks)
+        places = hdf5_format.places(self.array, read_chunks)
         return [Extent(place * nbytes, nbytes, is_checked=False) for place in places.tolist()]
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -321,23 +318,12 @@ def _json(text: bytes) -> Any:  # noqa: ANN401
         raise ValueError("the schema is no JSON of a schema") from error
 
 
-def _places(array: ArrayLayout, read_chunks: Sequence[Shape]) -> NDArray[np.int64]:
-    """Return the places of read chunks in their array's grid, in C order."""
-    if not array.shape:
-        return np.zeros(len(read_chunks), np.int64)
-    axes = tuple(np.array(read_chunks, np.int64).T)
-    return np.asarray(np.ravel_multi_index(axes, array.read_grid.counts), np.int64)
-
-
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Say whether a file is an HDF5 file with a schema, of any version, sound or not."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        file = hdf5_format.open_file(_Reading(fd))
-        try:
+        with hdf5_format.opened(_Reading(fd)) as file:
             return hdf5_format.attribute(file) is not None
-        finally:
-            file.close()
     except _H5PY_ERRORS:
         return False
     finally:

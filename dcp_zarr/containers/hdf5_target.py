@@ -53,8 +53,8 @@ class HDF5Target(OneFileTarget):
     def _replaceable(self, path: Path) -> bool:
         return path.is_file() and (not path.stat().st_size or is_checkpoint(path))
 
-    def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
-        """Return what libhdf5 needs in front of all read chunks. Coordinator only.
+    def _front_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
+        """Return what libhdf5 needs in front of all read chunks.
 
         Raises
         ------
@@ -70,8 +70,7 @@ class HDF5Target(OneFileTarget):
                     ".zarr.",
                     fqn=entry.fqn,
                 )
-        self._reserved = hdf5_format.metadata_nbytes(planned, self._ranks)
-        return self._reserved
+        return hdf5_format.metadata_nbytes(planned, self._ranks)
 
     def _sink(self, root: int, rank: int, slab: Slab, *, sync: bool) -> HDF5Sink:
         self._last = HDF5Sink(root, FILE, rank, slab, sync=sync)

@@ -33,8 +33,14 @@ class OneFileTarget(LocalTarget):
         """Return a rank's way into the file; it closes the partial directory, `root`."""
 
     @abstractmethod
+    def _front_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
+        """Return what the container needs before all slabs."""
+
     def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
         """Return what the container needs before all slabs. Coordinator only."""
+        if self._reserved is None:
+            self._reserved = self._front_nbytes(tensors)
+        return self._reserved
 
     @abstractmethod
     def _end(self, ranks: int) -> int:
@@ -59,9 +65,9 @@ class OneFileTarget(LocalTarget):
     def open_last_sink(self, ranks: int, tensors: Iterable[TensorEntry]) -> Sink:
         """Open the file behind all that the ranks wrote. Coordinator only."""
         self._commit.check_unchanged()
-        if self._reserved is None:  # where DCP's cache kept the plans
-            self._reserved = self.reserved_nbytes(tensors)
-        start = -(-max(self._reserved, self._end(ranks)) // ALIGNMENT) * ALIGNMENT
+        # Known already, but where DCP's cache kept the plans.
+        reserved = self.reserved_nbytes(tensors)
+        start = -(-max(reserved, self._end(ranks)) // ALIGNMENT) * ALIGNMENT
         root = self._open_partial(ranks)
         return self._sink(root, ranks, Slab(start, _ENDLESS, 0, 0, 0, 1), sync=False)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
@@ -13,10 +11,10 @@ import numpy as np
 
 from dcp_zarr import zarr_format
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
-from dcp_zarr.containers.staging import Staging
+from dcp_zarr.containers.one_file_sink import OneFileSink
 from dcp_zarr.containers.zip_format import Entry, crc32
 from dcp_zarr.errors import CorruptionError
-from dcp_zarr.local_files import BackgroundSync, write_all
+from dcp_zarr.local_files import write_all
 from dcp_zarr.slabs import SlabCursor
 
 if TYPE_CHECKING:
@@ -33,30 +31,12 @@ ENTRIES = "entries"
 Stored = Sequence[tuple["Shape", Sequence["Buffer"]]]
 
 
-class ZipSink:
-    """A rank's way into the file.
-
-    Parameters
-    ----------
-    root
-        Descriptor of the partial directory.
-    name
-        Name of the file in it.
-    rank
-        Group rank.
-    slab
-        What of the file is this rank's.
-    sync
-        Whether entries are made durable on closing.
-    """
+class ZipSink(OneFileSink):
+    """A rank's way into the file; parameters are those of `OneFileSink`, and the rank's slab."""
 
     def __init__(self, root: int, name: str, rank: int, slab: Slab, *, sync: bool) -> None:
-        self._root = root
-        self._staging = Staging(root, rank)
-        self._fd = os.open(name, os.O_WRONLY, dir_fd=root)
+        super().__init__(root, name, rank, sync=sync)
         self._cursor = SlabCursor(slab)
-        self._sync = BackgroundSync(self._fd, enabled=sync)
-        self._lock = threading.Lock()
         self._waiting: dict[tuple[str, Shape], list[tuple[Shape, Sequence[Buffer]]]] = {}
         self._entries: list[Entry] = []
 
@@ -98,21 +78,8 @@ class ZipSink:
         write_all(self._fd, start, [entry.local_header(), *content])
         self._sync.wrote(nbytes)
 
-    def stage(self, name: str, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Write into one of the rank's staging files."""
-        self._staging.write(name, offset, buffers)
-
-    def close(self) -> None:
-        """Leave notes of the entries, and make them durable."""
-        try:
-            self._staging.write(ENTRIES, 0, [encode_entries(self._entries)])
-        finally:
-            try:
-                self._sync.close()
-            finally:
-                os.close(self._fd)
-                os.close(self._root)
-                self._staging.close()
+    def _leave_notes(self) -> None:
+        self.stage(ENTRIES, 0, [encode_entries(self._entries)])
 
 
 def _extents(array: ArrayLayout, stored: Stored) -> NDArray[np.uint64]:

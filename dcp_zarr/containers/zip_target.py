@@ -52,7 +52,7 @@ class ZipTarget(OneFileTarget):
         except (DcpZarrError, OSError):
             return False
 
-    def reserved_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
+    def _front_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
         """Return 0: entries begin at once."""
         return 0
 
