@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
-    from dcp_zarr.checkpoint import Checkpoint, Damage, Total, is_complete, open_checkpoint
+    from dcp_zarr.checkpoint import Checkpoint, is_complete, open_checkpoint
     from dcp_zarr.comparison import TensorDifference
     from dcp_zarr.errors import (
         CheckpointExistsError,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from dcp_zarr.region import Region
     from dcp_zarr.table import Table
     from dcp_zarr.tensor_statistics import TensorStatistics
+    from dcp_zarr.totals import Total
+    from dcp_zarr.verification import Damage
     from dcp_zarr.writer import HDF5StorageWriter, ZarrStorageWriter
 
 __all__ = [
@@ -74,7 +76,7 @@ __all__ = [
 
 _MODULES = {
     "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
-    "checkpoint": ("Checkpoint", "Damage", "Total", "is_complete", "open_checkpoint"),
+    "checkpoint": ("Checkpoint", "is_complete", "open_checkpoint"),
     "comparison": ("TensorDifference",),
     "lazy_tensor": ("LazyTensor",),
     "planners": ("LoadReport", "SafeLoadPlanner"),
@@ -82,6 +84,8 @@ _MODULES = {
     "region": ("Region",),
     "table": ("Table",),
     "tensor_statistics": ("TensorStatistics",),
+    "totals": ("Total",),
+    "verification": ("Damage",),
     "writer": ("HDF5StorageWriter", "ZarrStorageWriter"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
-from dcp_zarr import display, engine, names
+from dcp_zarr import display, names
 from dcp_zarr.comparison import TensorDifference, differences
 from dcp_zarr.containers.by_path import open_source
 from dcp_zarr.errors import (
@@ -19,16 +18,16 @@ from dcp_zarr.errors import (
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import Objects, object_row
-from dcp_zarr.region import Region, coordinates
 from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
 from dcp_zarr.tensor_statistics import TensorStatistics, statistics
+from dcp_zarr.totals import Total, totals
+from dcp_zarr.verification import Damage, damage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import TensorEntry
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -57,22 +56,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(open_source(local_path(path)))
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Something in a checkpoint that is not as it was saved."""
-
-    fqn: str | None
-    """The tensor whose values are concerned; None for a document."""
-    region: Region | None
-    """Where in that tensor."""
-    message: str
-    """What is wrong."""
-
-    def __str__(self) -> str:
-        """Describe the damage in a line."""
-        return self.message if self.fqn is None else f"{self.fqn} {self.region}: {self.message}"
-
-
 def is_complete(path: str | os.PathLike[str]) -> bool:
     """Say whether a committed checkpoint stands at a path; its values are not read.
 
@@ -91,24 +74,6 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
     except (CheckpointNotFoundError, IncompleteCheckpointError):
         return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """What the tensors of one dtype, below one first segment of a name, come to."""
-
-    part: str
-    """The segment."""
-    dtype: str
-    """Torch dtype, without ``torch.``."""
-    tensors: int
-    """How many."""
-    elements: int
-    """Their elements."""
-    nbytes: int
-    """Their bytes, uncompressed."""
-    stored_nbytes: int
-    """Their bytes as stored."""
 
 
 class Checkpoint(Mapping[str, "LazyTensor"]):
@@ -166,21 +131,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def totals(self) -> Table[Total]:
         """Return tensors, elements and bytes for each first segment of a name, and dtype."""
-        found: dict[tuple[str, str], list[TensorEntry]] = {}
-        for fqn, entry in self._entries.items():
-            found.setdefault((fqn.split(".")[0], entry.dtype.torch_name), []).append(entry)
-        rows = [
-            Total(
-                part,
-                dtype,
-                len(entries),
-                sum(prod(entry.array.shape) for entry in entries),
-                sum(entry.array.nbytes for entry in entries),
-                sum(entry.stored_nbytes for entry in entries),
-            )
-            for (part, dtype), entries in found.items()
-        ]
-        return Table(Total, rows, self.path)
+        return Table(Total, totals(self._entries.values()), self.path)
 
     def stats(self, *, thread_count: int | None = None) -> Table[TensorStatistics]:
         """Return what the values of each tensor are like; all are read, in bounded memory.
@@ -289,17 +240,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         All stored bytes are read, none are decoded. An empty list says that every byte that a
         reader would use is the one that was saved.
         """
-        schema = self._source.schema
-        jobs = [
-            engine.CheckJob(array, write_chunk)
-            for array, _, _ in schema.arrays()
-            for write_chunk in coordinates(array.write_grid.touched(Region.whole(array.shape)))
-        ]
-        found = [Damage(None, None, text) for text in self._source.damaged_documents()]
-        for job, error in engine.check(jobs, self._source, Limits.of(None)):
-            region = job.array.write_grid.box(job.write_chunk)
-            found.append(Damage(job.array.fqn, region, str(error)))
-        return found
+        return list(damage(self._source))
 
     def close(self) -> None:
         """Let go of files; what was not read cannot be read any more."""
