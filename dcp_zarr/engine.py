@@ -310,19 +310,23 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: De
     end = run[0][0].offset
     for number, ((offset, nbytes, crc, is_checked), read_chunk) in enumerate(run):
         out = destination(read_chunk)
-        if out is None or offset != end or not is_checked:
+        if out is None or offset != end:
             return False
         buffers.append(out)
+        end += len(out)
         expected: Buffer
-        if crc is None:
+        if not is_checked:
+            expected = b""
+        elif crc is None:
             expected = crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]
             buffers.append(expected)
+            end += CHECKSUM_BYTES
         else:
             expected = crc
-        end += len(out) + (CHECKSUM_BYTES if crc is None else 0)
         if offset + nbytes != end:
             return False
-        to_check.append((out, expected, read_chunk))
+        if is_checked:
+            to_check.append((out, expected, read_chunk))
     stored.read_into(run[0][0].offset, buffers)
     for out, expected, read_chunk in to_check:
         _check(out, expected, job.array, read_chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcp_zarr import display, engine, names
-from dcp_zarr.errors import CorruptionError
+from dcp_zarr.containers.foreign.torch_save import plain_object
+from dcp_zarr.errors import CorruptionError, UnsafeObjectError
 from dcp_zarr.region import Region
 from dcp_zarr.tasks import Limits
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 _READ_BYTES = 64 << 20
 """Bytes of neighbouring objects that are read at once."""
 _MAX_VALUE_LENGTH = 60
+_REPR = reprlib.Repr()  # bounded, whatever a value holds again and again
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxtuple = 4, 30, 30, 30
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = _MAX_VALUE_LENGTH + 2
 
 
 def read_objects(
@@ -33,7 +38,18 @@ def read_objects(
     ------
     CorruptionError
         If bytes are lost or changed; it names an object.
+    UnsafeObjectError
+        If an object's value is not handed out.
     """
+    entries = list(entries)
+    for entry in entries:
+        if entry.refused:
+            raise UnsafeObjectError(
+                f"Object {entry.fqn!r} in {source.where!r} is {entry.refused}; nothing in "
+                "such a file is run. Load it with torch where you trust it.",
+                fqn=entry.fqn,
+                path=source.where,
+            )
     lying = sorted(entries, key=_place)
     for _, group in groupby(
         lying, key=lambda entry: (_place(entry)[0], entry.offset // _READ_BYTES)
@@ -71,7 +87,9 @@ def _place(entry: ObjectEntry) -> tuple[str, int]:
 
 def object_row(entry: ObjectEntry) -> display.Row:
     """Return what is shown of an object; nothing is read."""
-    text = repr(entry.json[0]) if entry.json else f"object, {display.size(entry.nbytes)}"
+    text = entry.refused or f"object, {display.size(entry.nbytes)}"
+    if entry.json:
+        text = _REPR.repr(entry.json[0])
     if len(text) > _MAX_VALUE_LENGTH:
         text = text[: _MAX_VALUE_LENGTH - 1] + "…"
     return display.Row(entry.fqn, "", (), 0, entry.nbytes, text)
@@ -80,7 +98,7 @@ def object_row(entry: ObjectEntry) -> display.Row:
 class Objects(Mapping[str, Any]):
     """The entries of a checkpoint that are not tensors.
 
-    Values that JSON holds exactly come without torch. Others are unpickled by torch with
+    Plain values come without torch, numpy's scalars as Python's. Others are unpickled by torch with
     ``weights_only=True``, which runs no code and refuses what would.
     """
 
@@ -94,9 +112,11 @@ class Objects(Mapping[str, Any]):
             raise names.not_found(fqn, self._entries, where=f"objects of {self._source.where!r}")
         if entry.json:
             return entry.json[0]
+        ((_, payload),) = read_objects(self._source, [entry])
+        if plain := plain_object(payload, fqn):
+            return plain[0]
         from dcp_zarr import tensors  # noqa: PLC0415
 
-        ((_, payload),) = read_objects(self._source, [entry])
         return tensors.object_value(payload, fqn)
 
     def __iter__(self) -> Iterator[str]:

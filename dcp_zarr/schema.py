@@ -49,7 +49,8 @@ class TensorEntry:
 class ObjectEntry:
     """One entry of a state dict that is not a tensor.
 
-    Either `json` holds its value, or its bytes, as `torch.save` writes them, lie in an array.
+    Either `json` holds its value, or its bytes, as `torch.save` writes them, lie in an array. Of a
+    file of another format, `json` holds a value that JSON may not.
     """
 
     fqn: str
@@ -62,6 +63,8 @@ class ObjectEntry:
     """Its first byte in that array."""
     nbytes: int = 0
     """Number of its bytes."""
+    refused: str = ""
+    """What it is, where its value is not handed out because only running code could make it."""
 
 
 Entry = TensorEntry | ObjectEntry

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from dcp_zarr.containers.directory_source import DirectorySource
 from dcp_zarr.containers.directory_target import DirectoryTarget
+from dcp_zarr.containers.foreign import foreign_by_path
+from dcp_zarr.containers.foreign.foreign_by_path import FIRST_BYTES
 from dcp_zarr.containers.zip_source import ZipSource
 from dcp_zarr.containers.zip_target import ZipTarget
 
@@ -63,6 +65,8 @@ def allowed(
 def open_source(path: str) -> Source:
     """Open the checkpoint at a path: a file by its first bytes, all else as a directory.
 
+    What torch or safetensors saved is opened too.
+
     Raises
     ------
     CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
@@ -70,8 +74,10 @@ def open_source(path: str) -> Source:
     """
     found = Path(path)
     if found.exists() and not found.is_file():
-        return DirectorySource(path)
+        return foreign_by_path.open_directory(path) or DirectorySource(path)
     begins = _first_bytes(found) if found.exists() else b""
+    if (foreign := foreign_by_path.open_file(path, begins)) is not None:
+        return foreign
     hdf5 = begins.startswith(_HDF5_SIGNATURE)
     if hdf5 or (is_hdf5(path) and not begins.startswith(_ZIP_SIGNATURE)):
         from dcp_zarr.containers.hdf5_source import HDF5Source  # noqa: PLC0415  h5py takes long
@@ -82,7 +88,7 @@ def open_source(path: str) -> Source:
 
 def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(_HDF5_SIGNATURE))
+        return file.read(FIRST_BYTES)
 
 
 def new_target(path: str, *, hdf5: bool, overwrite: bool, sync: bool) -> Target:

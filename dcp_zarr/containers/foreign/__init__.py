@@ -1,0 +1,1 @@
+"""What other programs saved, opened for reading: torch's own files and safetensors. No torch."""

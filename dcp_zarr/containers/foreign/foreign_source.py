@@ -1,0 +1,242 @@
+"""A checkpoint that others saved, as a source: tensors gathered from where their parts lie.
+
+Each tensor has one write chunk. It is cut into read chunks of whole rows, uncompressed and
+without checksums, which are put together from the regions they touch when they are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcp_zarr.codecs import NONE
+from dcp_zarr.container import Extent
+from dcp_zarr.dtypes import bits_dtype, dtype_of
+from dcp_zarr.errors import CorruptionError, DcpZarrError
+from dcp_zarr.layout import ArrayLayout, enclosing
+from dcp_zarr.region import Region, Tiling
+from dcp_zarr.schema import Schema, TensorEntry
+
+if TYPE_CHECKING:
+    from dcp_zarr.canonical_json import Json
+    from dcp_zarr.containers.foreign.strided import Strided
+    from dcp_zarr.region import Shape
+    from dcp_zarr.schema import Entry, Keys
+
+_READ_CHUNK_BYTES = 1 << 20
+_TRANSPOSED_BYTES = 64 << 20
+"""Read chunk of a tensor that does not lie in C order: each touches most of its pages."""
+
+Place = Callable[[], "Strided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor, and where the parts of it lie."""
+
+    entry: TensorEntry
+    """The tensor; the regions are those of its tiling."""
+    places: Sequence[Place]
+    """For each region, what gives its place."""
+
+
+def placed_tensor(
+    fqn: str,
+    torch_dtype: str,
+    shape: Shape,
+    parts: Sequence[tuple[Region, Place]],
+    *,
+    is_contiguous: bool = True,
+    properties: Mapping[str, Json] | None = None,
+) -> Placed:
+    """Describe a tensor of which the places of some regions are known.
+
+    Parameters
+    ----------
+    fqn
+        Its name.
+    torch_dtype
+        Name of its dtype.
+    shape
+        Its shape.
+    parts
+        The regions, which cover it, and what gives the place of each.
+    is_contiguous
+        Whether its elements lie in C order.
+    properties
+        As in the schema.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        If there is no such dtype.
+    LayoutError
+        If they do not cover it.
+    """
+    dtype = dtype_of(torch_dtype, fqn=fqn)
+    tiling = Tiling.of(shape, [region for region, _ in parts])
+    tiling.check(fqn)
+    nbytes = _READ_CHUNK_BYTES if is_contiguous else _TRANSPOSED_BYTES
+    read = _rows(shape, max(nbytes // dtype.itemsize, 1))
+    array = ArrayLayout(
+        fqn, fqn, shape, dtype.itemsize, read, enclosing(shape, read), dtype.trailing
+    )
+    entry = TensorEntry(array, dtype, NONE, tiling, properties or {}, array.nbytes)
+    return Placed(entry, [place for _, place in parts])
+
+
+def _rows(shape: Shape, elements: int) -> Shape:
+    """Return the shape of a box of so many elements at most that C order leaves in one piece."""
+    sizes: list[int] = []
+    for length in reversed(shape):
+        sizes.insert(0, max(min(length, elements), 1))
+        elements = elements // length if length and elements >= length else 1
+    return tuple(sizes)
+
+
+class ForeignSource:
+    """A checkpoint in files of another format.
+
+    Parameters
+    ----------
+    where
+        Its path, for messages.
+    entries
+        Tensors and objects, in order.
+    placed
+        Where tensors, and the bytes of objects, lie: by FQN.
+    save_id
+        What tells it from another at the same path.
+    planner_data, metadata_version
+        As in `Schema`.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        entries: Sequence[Entry],
+        placed: Mapping[str, Sequence[Place]],
+        *,
+        save_id: str,
+        planner_data: Mapping[str, Keys] | None = None,
+        metadata_version: str | None = None,
+    ) -> None:
+        self._where = where
+        self._placed = placed
+        self._seen: dict[str, tuple[int, ...]] = {}
+        self._is_open = True
+        self._schema = Schema(
+            entries=tuple(entries),
+            save_id=save_id,
+            objects_codec=NONE,
+            planner_data=planner_data,
+            metadata_version=metadata_version,
+        )
+
+    @property
+    def where(self) -> str:
+        """Path of the checkpoint."""
+        return self._where
+
+    @property
+    def schema(self) -> Schema:
+        """What is in it, in our words."""
+        return self._schema
+
+    def damaged_documents(self) -> Iterator[str]:
+        """Give nothing: these formats have no checksums of what describes them."""
+        return iter(())
+
+    @contextmanager
+    def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_Gathered]:
+        """Open a tensor; its files are opened when they are read."""
+        if not self._is_open:
+            raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
+        entry = self._schema.tensors.get(array.fqn)
+        tiling = entry.tiling if entry else Tiling.of(array.shape, [Region.whole(array.shape)])
+        with ExitStack() as stack:
+            yield _Gathered(array, tiling, self._placed[array.fqn], self._opener(stack))
+
+    def _opener(self, stack: ExitStack) -> Callable[[str], int]:
+        opened: dict[str, int] = {}
+
+        def opener(path: str) -> int:
+            if path not in opened:
+                opened[path] = fd = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, fd)
+                found = os.fstat(fd)
+                identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+                if self._seen.setdefault(path, identity) != identity:
+                    raise CorruptionError(
+                        f"{path!r} was replaced while it was read; open it again."
+                    )
+            return opened[path]
+
+        return opener
+
+    def close(self) -> None:
+        """Let nothing more be read."""
+        self._is_open = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A tensor as one object: its read chunks, padded, one after the other."""
+
+    array: ArrayLayout
+    tiling: Tiling
+    places: Sequence[Place]
+    opener: Callable[[str], int]
+
+    def extents(self, read_chunks: Sequence[Shape]) -> list[Extent]:
+        """Return where read chunks lie."""
+        counts, nbytes = self.array.read_grid.counts, self.array.read_chunk_nbytes
+        numbers = np.ravel_multi_index(tuple(np.array(read_chunks).T), counts) if counts else [0]
+        return [Extent(int(n) * nbytes, nbytes, is_checked=False) for n in numbers]
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers, each of whole read chunks, from the files."""
+        array = self.array
+        dtype, nbytes = bits_dtype(array.itemsize), array.read_chunk_nbytes
+        number = offset // nbytes
+        for buffer in buffers:
+            for start in range(0, len(buffer), nbytes):
+                counts = array.read_grid.counts
+                read_chunk = tuple(map(int, np.unravel_index(number, counts))) if counts else ()
+                out = np.frombuffer(buffer[start : start + nbytes], dtype)
+                self._fill(read_chunk, out.reshape(array.read_chunk_shape))
+                number += 1
+
+    def _fill(self, read_chunk: Shape, out: Any) -> None:  # noqa: ANN401
+        """Gather a read chunk; what overhangs the tensor is left as it is."""
+        box = self.array.read_grid.box(read_chunk)
+        for number in self._touched(box):
+            region = Region(
+                *(tuple(c[number].tolist()) for c in (self.tiling.offsets, self.tiling.sizes))
+            )
+            part = box.intersection(region)
+            place = self.places[number]().part(
+                Region(
+                    tuple(p - r for p, r in zip(part.offsets, region.offsets, strict=True)),
+                    part.sizes,
+                )
+            )
+            place.read(self.opener(place.path), out[part.index(box.offsets)])
+
+    def _touched(self, box: Region) -> list[int]:
+        """Return the regions that share elements with a box."""
+        offsets, ends = np.array(box.offsets, np.int64), np.array(box.ends, np.int64)
+        begins = np.maximum(self.tiling.offsets, offsets)
+        shared = (begins < np.minimum(self.tiling.ends, ends)).all(axis=1)
+        return [int(number) for number in np.flatnonzero(shared)]
+
+
+def identity(path: str) -> str:
+    """Return what tells a file from another at its path."""
+    found = os.stat(path)
+    return f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
