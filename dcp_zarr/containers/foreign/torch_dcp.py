@@ -1,7 +1,8 @@
 """Opening a directory that `torch.distributed.checkpoint` saved: ``.metadata`` and ``*.distcp``.
 
 ``.metadata`` is a pickled `Metadata`; its ``storage_data`` says where each write item lies. An
-item is a file of ``torch.save`` within a file, or one of safetensors (``filesystem.py``).
+item is a file of ``torch.save`` within a file; or it is in one of safetensors, which then holds all
+tensors of a file (``filesystem.py``).
 """
 
 from __future__ import annotations
@@ -204,12 +205,13 @@ class _Located:
     def _look_up(self) -> Strided:
         path, offset, nbytes = self._item
         with open(path, "rb", buffering=0) as file:
-            if offset + nbytes > os.fstat(file.fileno()).st_size:
+            end = os.fstat(file.fileno()).st_size
+            if offset + nbytes > end:
                 raise CorruptionError(f"{path!r} ends before byte {offset + nbytes}.", path=path)
             begins = os.pread(file.fileno(), 9, offset)
             if safetensors.is_safetensors(begins):
-                found = safetensors.read_header(file, offset, offset + nbytes, path)
-                torch_dtype, place = next(iter(found.values()), ("", None))
+                found = safetensors.read_header(file, offset, end, path)
+                torch_dtype, place = found.get(self._fqn, ("nothing", None))
             else:
                 section = torch_files.Section(file.fileno(), offset, nbytes)
                 saved = torch_files.read(section, path, start=offset)

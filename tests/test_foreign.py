@@ -1,0 +1,523 @@
+"""What other programs saved is opened like a checkpoint of ours: lazily, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import zipfile
+from argparse import Namespace
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import dcp_zarr
+from dcp_zarr import cli
+from dcp_zarr.containers.foreign.safetensors import TORCH_DTYPES
+from dcp_zarr.dtypes import PACKED
+from dcp_zarr.errors import (
+    CorruptionError,
+    DcpZarrError,
+    FormatError,
+    UnsafeObjectError,
+    UnsupportedTensorError,
+)
+from tests import processes
+from tests.test_dtypes import DTYPES, every_pattern
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+
+
+def save_pt(state, path):
+    torch.save(state, path)
+
+
+def save_older_pt(state, path):
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def save_dcp(state, path):
+    dcp.save(state, checkpoint_id=path, no_dist=True)
+
+
+def save_dcp_of_safetensors(state, path):
+    writer = dcp.FileSystemWriter(path, serialization_format=SerializationFormat.SAFETENSORS)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+
+
+def save_safetensors(state, path):
+    safetensors.torch.save_file(state, path)
+
+
+SAVERS = {
+    "pt": save_pt,
+    "older pt": save_older_pt,
+    "dcp": save_dcp,
+    "dcp of safetensors": save_dcp_of_safetensors,
+    "safetensors": save_safetensors,
+}
+NESTED = ["pt", "older pt", "dcp"]
+
+
+def holds(name, saver):
+    """Say whether a format holds a dtype."""
+    if "safetensors" in saver:
+        return name in TORCH_DTYPES.values()
+    return saver != "older pt" or name not in {"uint16", "uint32", "uint64"} | set(PACKED)
+
+
+def bits(tensor):
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+
+
+CASES = [(name, saver) for name in DTYPES for saver in SAVERS if holds(name, saver)]
+
+
+@pytest.mark.parametrize(("name", "saver"), CASES)
+def test_every_dtype_comes_bit_for_bit(name, saver):
+    saved = every_pattern(name)
+    SAVERS[saver]({"w": saved}, "x")
+    found = dcp_zarr.open_checkpoint("x")["w"][...]
+    assert found.dtype == saved.dtype
+    assert found.shape == saved.shape
+    assert torch.equal(found.view(torch.uint8), saved.view(torch.uint8))
+
+
+W = torch.arange(60.0).reshape(6, 10)
+TENSORS = {
+    "transposed": W.t(),
+    "a slice": W[1:5:2, 3:7],
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "a view of a shared storage": W[2:4],
+    "one number": torch.tensor(3.5),
+    "nothing": torch.zeros(0, 3),
+    "a parameter": torch.nn.Parameter(torch.ones(3, 4)),
+    "channels last": torch.arange(48.0).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last),
+    "wide rows": torch.arange(3 << 20).reshape(3, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("saver", NESTED)
+@pytest.mark.parametrize("saved", TENSORS.values(), ids=TENSORS)
+def test_tensors_come_whole_and_in_part_however_they_lie(saver, saved):
+    SAVERS[saver]({"a": W, "w": saved}, "x")
+    tensor = dcp_zarr.open_checkpoint("x")["w"]
+    assert torch.equal(tensor[...], saved)
+    if saved.ndim:
+        assert torch.equal(tensor[1:, ..., 1:3], saved[1:, ..., 1:3])
+
+
+STATE = {
+    "model": OrderedDict(w=torch.ones(2), b=torch.zeros(3)),
+    "optim": {"groups": [{"lr": 0.1, "params": [0, 1]}], "moments": [torch.ones(2), {"v": W}]},
+    "step": 7,
+    "betas": (0.9, 0.95),
+    "names": {"a", "b"},
+    "nothing": None,
+    "nan": float("nan"),
+}
+
+
+@pytest.mark.parametrize("saver", NESTED)
+def test_a_nested_state_dict_has_the_names_and_the_nesting_that_it_had(saver):
+    SAVERS[saver](STATE, "x")
+    with dcp_zarr.open_checkpoint("x") as opened:
+        tensors = ["model.w", "model.b", "optim.moments.0", "optim.moments.1.v"]
+        assert list(opened) == tensors
+        assert (opened.objects["step"], opened.objects["betas"]) == (7, (0.9, 0.95))
+        assert opened.objects["names"] == {"a", "b"}
+        assert opened.verify() == []
+    loaded = dcp_zarr.load("x")
+    assert torch.equal(loaded["optim"]["moments"][1]["v"], W)
+    assert loaded["optim"]["groups"] == [{"lr": 0.1, "params": [0, 1]}]
+    assert loaded["nan"] != loaded["nan"]
+
+
+def test_a_tensor_alone_and_a_list_of_them_are_opened_too():
+    torch.save(W, "one.pt")
+    torch.save([W, W + 1], "two.pt")
+    assert torch.equal(dcp_zarr.open_checkpoint("one.pt")["tensor"][...], W)
+    assert list(dcp_zarr.open_checkpoint("two.pt")) == ["0", "1"]
+
+
+def test_numpy_numbers_in_a_file_of_torch_are_python_numbers():
+    torch.save({"best": np.float64(3.25), "epoch": np.int32(4), "done": np.bool_(True)}, "x.pt")
+    assert dict(dcp_zarr.open_checkpoint("x.pt").objects) == {
+        "best": 3.25,
+        "epoch": 4,
+        "done": True,
+    }
+
+
+def save_mesh(rank, count, path):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+    state = {
+        "rows and columns": distribute_tensor(whole(), mesh, [Shard(0), Shard(1)]),
+        "rows": distribute_tensor(whole(), mesh["tp"], [Shard(0)]),
+        "columns": distribute_tensor(whole(), mesh["fsdp"], [Shard(1)]),
+        "step": 3,
+    }
+    dcp.save(state, checkpoint_id=path)
+
+
+def whole():
+    return torch.arange(101 * 37.0).reshape(101, 37)
+
+
+@pytest.mark.dist
+def test_what_four_ranks_saved_with_torch_comes_as_whole_tensors(tmp_path):
+    processes.run(4, tmp_path, save_mesh, "x")
+    with dcp_zarr.open_checkpoint(tmp_path / "x") as opened:
+        for fqn in ("rows and columns", "rows", "columns"):
+            assert torch.equal(opened[fqn][...], whole())
+            assert torch.equal(opened[fqn][49:53, 17:21], whole()[49:53, 17:21])
+        assert len(opened["rows and columns"].regions) == 4
+        assert opened.objects["step"] == 3
+
+
+def test_the_metadata_of_torchs_directory_is_told_as_torch_tells_it():
+    save_dcp(STATE, "x")
+    expected = dcp.FileSystemReader("x").read_metadata()
+    found = dcp_zarr.ZarrStorageReader("x").read_metadata()
+    assert found.state_dict_metadata == expected.state_dict_metadata
+    assert found.planner_data == expected.planner_data
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_a_model_is_loaded_from_it(saver):
+    saved = torch.nn.Linear(3, 4)
+    SAVERS[saver](dict(saved.state_dict()), "x")
+    target = torch.nn.Linear(3, 4)
+    dcp_zarr.load_into(target, "x")
+    assert torch.equal(target.weight, saved.weight)
+
+
+def test_formats_are_compared_with_each_other():
+    state = {"w": W, "b": torch.ones(3).bfloat16()}
+    save_safetensors(state, "x.safetensors")
+    torch.save({**state, "w": W + 1}, "y.pt")
+    dcp_zarr.save(state, "z.zarr")
+    ours, theirs, other = map(dcp_zarr.open_checkpoint, ("z.zarr", "x.safetensors", "y.pt"))
+    assert {row.change for row in ours.diff(theirs)} == {"equal"}
+    changed = {row.fqn: row.max_abs for row in theirs.diff(other) if row.change == "values"}
+    assert changed == {"w": 1.0}
+
+
+def save_directory(path, files, weight_map=None):
+    Path(path).mkdir()
+    for name, state in files.items():
+        save_safetensors(state, f"{path}/{name}")
+    if weight_map is not None:
+        index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+        Path(path, "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("weight_map", [None, {"b": TWO, "a": ONE}])
+def test_a_hugging_face_directory_is_one_checkpoint(weight_map):
+    save_directory("x", {ONE: {"a": W}, TWO: {"b": W + 1}}, weight_map)
+    with dcp_zarr.open_checkpoint("x") as opened:
+        assert sorted(opened) == ["a", "b"]
+        assert torch.equal(opened["b"][3], W[3] + 1)
+
+
+DIRECTORIES = {
+    "a missing file": ({ONE: {"a": W}}, {"a": ONE, "b": TWO}, "is missing, though"),
+    "a missing tensor": ({ONE: {"a": W}}, {"a": ONE, "b": ONE}, "Tensor 'b' is not in"),
+    "a file outside": ({ONE: {"a": W}}, {"a": "../x.safetensors"}, "outside of the directory"),
+    "a tensor twice": ({ONE: {"a": W}, TWO: {"a": W}}, None, "Tensor 'a' is in"),
+}
+
+
+@pytest.mark.parametrize(("files", "told", "message"), DIRECTORIES.values(), ids=DIRECTORIES)
+def test_a_directory_that_contradicts_itself_is_refused(files, told, message):
+    save_directory("x", files, told)
+    with pytest.raises(DcpZarrError, match=message):
+        dcp_zarr.open_checkpoint("x")
+
+
+def test_several_indexes_and_an_index_that_is_none_are_refused():
+    save_directory("x", {ONE: {"a": W}}, {"a": ONE})
+    Path("x/model.safetensors.index.json").write_text("[]")
+    with pytest.raises(FormatError, match="is no index of safetensors"):
+        dcp_zarr.open_checkpoint("x")
+    Path("x/other.safetensors.index.json").write_text("{}")
+    with pytest.raises(FormatError, match="has several indexes"):
+        dcp_zarr.open_checkpoint("x")
+
+
+@pytest.mark.parametrize("saver", ["pt", "older pt", "dcp", "safetensors"])
+def test_a_row_reads_little_of_a_large_tensor(saver, monkeypatch):
+    SAVERS[saver]({"w": torch.zeros(4096, 1024)}, "x")
+    read, real = [], os.preadv
+
+    def preadv(fd, buffers, offset):
+        read.append(real(fd, buffers, offset))
+        return read[-1]
+
+    opened = dcp_zarr.open_checkpoint("x")
+    monkeypatch.setattr(os, "preadv", preadv)
+    opened["w"][1000]
+    assert sum(read) < 1.2 * (1 << 20)
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_torch_is_not_needed(saver):
+    SAVERS[saver]({"w": W}, "x")
+    program = """
+        import sys
+        sys.modules["torch"] = None
+        import numpy as np, dcp_zarr
+        with dcp_zarr.open_checkpoint("x") as opened:
+            print(np.asarray(opened["w"]).sum(), opened.params, opened.stats()[0].max)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout == "1770.0 60 59.0\n"
+
+
+def test_the_command_line_opens_them(capsys, monkeypatch):
+    torch.save(STATE, "x.pt")
+    monkeypatch.setattr(sys, "argv", ["dcp-zarr", "show", "x.pt", "optim.moments.1.v[2, :3]"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "[20. 21. 22.]" in capsys.readouterr().out
+
+
+class Evil:
+    def __init__(self, function, *arguments):
+        self.reduced = (function, arguments)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def test_code_in_a_file_is_shown_and_not_run():
+    evil = Evil(os.system, "touch was-run")
+    torch.save({"w": W, "args": Namespace(lr=1), "evil": evil, "deep": [{"x": evil}]}, "x.pt")
+    with dcp_zarr.open_checkpoint("x.pt") as opened:
+        assert torch.equal(opened["w"][...], W)
+        assert "an object of posix.system" in str(opened.tree())
+        message = (
+            "Object 'args' in 'x.pt' is an object of argparse.Namespace; nothing in such a file"
+        )
+        with pytest.raises(UnsafeObjectError, match=message):
+            opened.objects["args"]
+    with pytest.raises(UnsafeObjectError):
+        dcp_zarr.load("x.pt")
+    assert not Path("was-run").exists()
+
+
+@pytest.mark.parametrize("saver", NESTED)
+def test_code_alone_in_a_file_is_refused(saver):
+    SAVERS[saver]({"w": W}, "x")
+    evil = Evil(os.system, "touch was-run")
+    if saver == "dcp":
+        Path("x/.metadata").write_bytes(pickle.dumps(evil))
+    else:
+        SAVERS[saver](evil, "x")
+    with pytest.raises(FormatError, match="posix.system"):
+        dcp_zarr.open_checkpoint("x")
+    assert not Path("was-run").exists()
+
+
+def test_code_in_torchs_metadata_is_not_run():
+    save_dcp({"w": W}, "x")
+    metadata = pickle.loads(Path("x/.metadata").read_bytes())
+    metadata.storage_meta.modules = [Evil(os.system, "touch was-run")]
+    Path("x/.metadata").write_bytes(pickle.dumps(metadata))
+    assert torch.equal(dcp_zarr.open_checkpoint("x")["w"][...], W)
+    assert not Path("was-run").exists()
+
+
+HOSTILE = {
+    "a list copied by many calls": b"(" + b"]q\x00(" + b"K\x01" * 99999 + b"e"
+    + b"0(" + b"ctorch\nSize\nh\x00\x85R" * 99999 + b"l.",
+    "a memo that is far away": b"K\x01r\xff\xff\xff\x7f.",
+    "a long integer": b"\x8b\xff\xff\xff\x7f" + b"\x01" * 50 + b".",
+    "bytes that are not there": b"\x8e\xff\xff\xff\xff\xff\xff\xff\x0f.",
+    "an array of bytes that is not there": b"\x96\xff\xff\xff\xff\xff\x0f\x00\x00.",
+    "an extension": b"\x82\x01.",
+    "a change of a function": b"ctorch\nSize\n}X\x01\x00\x00\x00aK\x01sb.",
+    "lists in lists": b"]" + b"q\x00(h\x00h\x00h\x00h\x00l" * 500 + b".",
+    "a dictionary that holds itself": b"}q\x00X\x01\x00\x00\x00ah\x00s.",
+    "a list that holds itself": b"]q\x00h\x00a.",
+    "not hashable": b"}]K\x01s.",
+    "an old way to call": b"(cos\nsystem\no.",
+    "cut off": b"}X\x01",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pickled", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_pickle_is_an_error_and_takes_no_memory(pickled):
+    with zipfile.ZipFile("x.pt", "w") as made:
+        made.writestr("x/data.pkl", b"\x80\x04" + pickled)
+    program = """
+        import resource, dcp_zarr
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
+        try:
+            print(dcp_zarr.open_checkpoint("x.pt").tree())
+        except dcp_zarr.DcpZarrError as error:
+            print("refused", error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.startswith("refused")
+
+
+@pytest.mark.parametrize("saver", ["pt", "older pt", "dcp", "dcp of safetensors", "safetensors"])
+def test_a_file_cut_off_anywhere_is_an_error_of_ours(saver):
+    SAVERS[saver]({"w": W, "v": W + 1}, "x")
+    files = sorted(Path("x").iterdir()) if Path("x").is_dir() else [Path("x")]
+    for file in files:
+        content = file.read_bytes()
+        for end in (*range(0, len(content) - 1, 1 + len(content) // 40), len(content) - 1):
+            file.write_bytes(content[:end])
+            with pytest.raises(DcpZarrError):
+                touch_everything("x")
+        file.write_bytes(content)
+    touch_everything("x")
+
+
+def touch_everything(path):
+    with dcp_zarr.open_checkpoint(path) as opened:
+        damage = opened.verify()
+        if damage:
+            raise CorruptionError(str(damage[0]))
+        for tensor in opened.values():
+            np.asarray(tensor)
+
+
+def header(told):
+    text = json.dumps(told).encode() if not isinstance(told, bytes) else told
+    return len(text).to_bytes(8, "little") + text + bytes(16)
+
+
+def of(dtype="F32", shape=(4,), offsets=(0, 16)):
+    return {"w": {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}}
+
+
+HEADERS = {
+    "an unknown dtype": (header(of("F4")), "torch has not"),
+    "bytes beyond the end": (header(of(shape=(8,), offsets=(0, 32))), "it was cut off"),
+    "other bytes than the shape says": (header(of(shape=(5,))), "not as many bytes"),
+    "negative numbers": (header(of(shape=(-4,), offsets=(16, 0))), "no valid shape"),
+    "a number that is true": (header(of("U8", (True,), (0, 1))), "no valid shape"),
+    "no numbers": (header(of(offsets=("a", "b"))), "not valid safetensors"),
+    "a list": (header([1]), "cut off|not valid"),
+    "a name twice": (header(b'{"w":{},"w":{}}'), "stands twice"),
+    "nested for ever": (header(b"{" + b'"a":[' * 100_000), "not valid safetensors"),
+    "a header beyond the end": (b"\xff\xff\xff\x7f\0\0\0\0{}", "its header is cut off"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), HEADERS.values(), ids=HEADERS)
+def test_a_hostile_header_of_safetensors_is_refused(content, message):
+    Path("x.safetensors").write_bytes(content)
+    with pytest.raises((CorruptionError, UnsupportedTensorError), match=message):
+        dcp_zarr.open_checkpoint("x.safetensors")
+
+
+def damage_metadata(change):
+    save_dcp({"w": W, "o": (1,)}, "x")
+    metadata = pickle.loads(Path("x/.metadata").read_bytes())
+    change(metadata)
+    Path("x/.metadata").write_bytes(pickle.dumps(metadata))
+
+
+def item(metadata, fqn="w"):
+    return next(told for index, told in metadata.storage_data.items() if index.fqn == fqn)
+
+
+METADATA = {
+    "a path outside": (lambda m: vars(item(m)).update(relative_path="../x"), "lie outside of"),
+    "an absolute path": (lambda m: vars(item(m)).update(relative_path="/etc/passwd"), "outside of"),
+    "bytes before the file": (lambda m: vars(item(m)).update(offset=-1), "is not torch's"),
+    "a transform": (
+        lambda m: vars(item(m)).update(transform_descriptors=["zstd"]),
+        "went through",
+    ),
+    "an item that is missing": (lambda m: m.storage_data.clear(), "is not torch's"),
+    "no entries": (lambda m: vars(m).update(state_dict_metadata=None), "is not torch's"),
+    "a region outside": (
+        lambda m: m.state_dict_metadata.update(
+            w=dcp.metadata.TensorStorageMetadata(
+                m.state_dict_metadata["w"].properties,
+                torch.Size([5, 10]),
+                m.state_dict_metadata["w"].chunks,
+            )
+        ),
+        "metadata of it is damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), METADATA.values(), ids=METADATA)
+def test_a_hostile_metadata_of_torch_is_refused(change, message):
+    damage_metadata(change)
+    with pytest.raises((FormatError, CorruptionError), match=message):
+        dcp_zarr.open_checkpoint("x")
+
+
+def test_an_item_that_is_not_what_the_metadata_says_is_an_error():
+    save_dcp({"w": W, "v": torch.ones(3).double()}, "x")
+    metadata = pickle.loads(Path("x/.metadata").read_bytes())
+    first, second = item(metadata, "w"), item(metadata, "v")
+    vars(first).update(vars(second))
+    Path("x/.metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CorruptionError, match=r"float64 \[3\] for tensor 'w', expected float32"):
+        np.asarray(dcp_zarr.open_checkpoint("x")["w"])
+
+
+def test_a_file_that_was_replaced_is_not_mixed_with_the_new_one():
+    torch.save({"w": W}, "x.pt")
+    opened = dcp_zarr.open_checkpoint("x.pt")
+    opened["w"][0]
+    torch.save({"w": W + 1, "more": W}, "x.pt")
+    with pytest.raises(CorruptionError, match="was replaced while it was read"):
+        opened["w"][0]
+
+
+def test_closed_is_closed():
+    torch.save({"w": W}, "x.pt")
+    opened = dcp_zarr.open_checkpoint("x.pt")
+    opened.close()
+    with pytest.raises(DcpZarrError, match="was closed"):
+        opened["w"][0]
+
+
+def test_two_entries_of_one_name_are_refused():
+    torch.save({"a.b": W, "a": {"b": W}}, "x.pt")
+    with pytest.raises(FormatError, match=r"Two entries of 'x.pt' are called 'a.b'"):
+        dcp_zarr.open_checkpoint("x.pt")
+
+
+UNKNOWN = {
+    "sparse": torch.eye(3).to_sparse(),
+    "conjugated": torch.view_as_complex(torch.ones(3, 2)).conj(),
+}
+
+
+@pytest.mark.parametrize("tensor", UNKNOWN.values(), ids=UNKNOWN)
+def test_tensors_that_are_not_strided_are_named_and_not_handed_out(tensor):
+    torch.save({"w": W, "odd": tensor}, "x.pt")
+    with dcp_zarr.open_checkpoint("x.pt") as opened:
+        assert list(opened) == ["w"]
+        with pytest.raises(UnsafeObjectError, match="Object 'odd'"):
+            opened.objects["odd"]
