@@ -38,12 +38,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Parameters
     ----------
     path
-        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file.
+        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file. Or of what
+        others did: a directory of torch's DCP, a file of ``torch.save``, a safetensors file or a
+        directory of them; nothing in these is run, and they have no checksums.
 
     Raises
     ------
     CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
         If there is none that can be read.
+    UnsupportedTensorError
+        If it holds a tensor of a dtype that torch does not have.
 
     Examples
     --------
@@ -238,7 +242,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """Check every document, index and read chunk; return what is lost or changed.
 
         All stored bytes are read, none are decoded. An empty list says that every byte that a
-        reader would use is the one that was saved.
+        reader would use is the one that was saved; of what others saved, that all bytes are there.
         """
         return list(damage(self._source))
 

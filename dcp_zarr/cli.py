@@ -21,7 +21,7 @@ from dcp_zarr.table import Table
 from dcp_zarr.tensor_statistics import TensorStatistics
 
 app = typer.Typer(
-    help="Look into checkpoints that dcp_zarr saved: directories, zip files and HDF5 files.",
+    help="Look into checkpoints: what dcp_zarr saved, torch's own, and safetensors.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
