@@ -117,7 +117,10 @@ def save(
     )
     with _own_errors():
         metadata: Metadata = dcp.save(
-            state_dict, storage_writer=writer, process_group=process_group, no_dist=_alone()
+            state_dict,
+            storage_writer=writer,
+            process_group=process_group,
+            no_dist=tensors.is_alone(),
         )
     return metadata
 
@@ -130,7 +133,7 @@ def _own_errors() -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            if _alone():
+            if tensors.is_alone():
                 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             yield
     except dcp.CheckpointException as error:
@@ -140,10 +143,6 @@ def _own_errors() -> Iterator[None]:
             raise
         errors[0].add_note(f"on rank {', '.join(map(str, ranks))}")
         raise errors[0] from None
-
-
-def _alone() -> bool:
-    return not (dist.is_available() and dist.is_initialized())
 
 
 def load(
@@ -303,7 +302,7 @@ def load_into(
             storage_reader=reader,
             planner=planner,
             process_group=process_group,
-            no_dist=_alone(),
+            no_dist=tensors.is_alone(),
         )
     if is_module and any(not isinstance(value, torch.Tensor) for value in wanted.values()):
         target.load_state_dict(wanted, strict=False)  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dcp_zarr import coordinator, metadata_words
+from dcp_zarr import coordinator, metadata_words, tensors
 from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers.by_path import allowed, is_hdf5, new_target
 from dcp_zarr.errors import OptionError, SaveError
@@ -208,7 +208,8 @@ class DcpWriter(StorageWriter):
             finally:
                 sink.close()
         except Exception:
-            logger.exception("Saving to %s failed on this rank.", self._path)
+            if not tensors.is_alone():  # others wait: DCP tells of it when all ranks are done
+                logger.exception("Saving to %s failed on this rank.", self._path)
             raise
         return future
 

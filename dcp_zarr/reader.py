@@ -153,7 +153,8 @@ class DcpReader(StorageReader):
         try:
             self._read(plan, planner, self._opened())
         except Exception:
-            logger.exception("Loading from %s failed on this rank.", self._path)
+            if not tensors.is_alone():  # others wait: DCP tells of it when all ranks are done
+                logger.exception("Loading from %s failed on this rank.", self._path)
             raise
         future.set_result(None)
         return future

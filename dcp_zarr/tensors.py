@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcp_zarr.dtypes import PACKED, DType, dtype_of
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from dcp_zarr.region import Region
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_alone() -> bool:
+    """Say whether there is no process group: this process saves and loads alone."""
+    return not (dist.is_available() and dist.is_initialized())
 
 
 @lru_cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,6 +143,21 @@ def train_and_save(path: str, steps: int) -> None:
     losses = train(model, optimizer, range(steps))
     state = checkpoint_state(model, optimizer, losses)
     dcp.save(state, storage_writer=dcp_zarr.ZarrStorageWriter(path))
+
+
+def load_and_compare(path: str) -> None:
+    """Load into a model that is sharded over these ranks, and compare. All ranks call it.
+
+    Each writes what it holds of the head, which is one tensor, into a file of its own.
+    """
+    model, _ = build(seed=1)
+    dcp_zarr.load_into(model, path, "model")
+    saved = dcp_zarr.load(path, "model", flat=True)
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor.full_tensor(), saved[f"model.{name}"]):
+            raise ValueError(f"{name} is not what was saved.")
+    rank, held = dist.get_rank(), tuple(model.head.weight.to_local().shape)
+    Path(f"rank-{rank}.txt").write_text(f"rank {rank} holds {held} of head.weight; all is equal")
 
 
 def run_on_ranks(ranks: int, function: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401

@@ -66,6 +66,13 @@ class Inert:
         return f"an object of {self.global_name}"
 
 
+def described(value: Any) -> str:  # noqa: ANN401
+    """Say what a value is that is not handed out."""
+    if isinstance(value, type) and issubclass(value, Inert):
+        return f"the class or function {value.global_name:.100}"
+    return f"{value!r:.120}" if isinstance(value, Inert) else "a class or function of torch"
+
+
 class TorchName(str):
     """A dtype, layout or device of torch, by its name."""
 
@@ -97,10 +104,6 @@ def _size(sizes: Any = ()) -> tuple[Any, ...]:  # noqa: ANN401
     return tuple(sizes)
 
 
-def _joined(*parts: Any) -> str:  # noqa: ANN401
-    return "/".join(parts)
-
-
 def _device(kind: str, index: int | None = None) -> TorchName:
     return TorchName(kind if index is None else f"{kind}:{index:d}")
 
@@ -117,8 +120,6 @@ _KNOWN: dict[str, Any] = {
     "_codecs.encode": _encoded,
     "numpy.core.multiarray.scalar": _numpy_scalar,
     "numpy._core.multiarray.scalar": _numpy_scalar,
-    "pathlib.PosixPath": _joined,
-    "pathlib._local.PosixPath": _joined,
     "torch.Size": _size,
     "torch.device": _device,
     "torch.serialization._get_layout": lambda name: TorchName(name.removeprefix("torch.")),

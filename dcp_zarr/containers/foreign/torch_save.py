@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import reprlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,17 @@ from dcp_zarr.containers.foreign.foreign_source import (
     identity,
     placed_tensor,
 )
-from dcp_zarr.containers.foreign.pickles import Inert, TorchName
+from dcp_zarr.containers.foreign.pickles import TorchName, described
 from dcp_zarr.containers.foreign.torch_files import SavedTensor, TorchFile
 from dcp_zarr.errors import FormatError
 from dcp_zarr.region import Region
 from dcp_zarr.schema import Entry, Keys, ObjectEntry
 
+_PLAIN = frozenset(
+    (type(None), bool, int, float, complex, str, bytes)
+    + (list, tuple, dict, OrderedDict, set, frozenset)
+)
+"""Types whose values are told without torch."""
 _MAX_DEPTH = 64
 _MAX_INTEGER_BITS = 4096
 _VISITS = 1 << 16
@@ -83,9 +89,7 @@ def plain_object(payload: bytes, fqn: str) -> tuple[Any, ...]:
     """
     root = torch_files.read(io.BytesIO(payload), fqn).root  # type: ignore[arg-type]
     walk = _Walk(len(payload), fqn)
-    kinds = (SavedTensor, Inert, TorchName)
-    is_plain = not any(isinstance(part, kinds) for part in walk.within(root, 0))
-    return (root,) if is_plain else ()
+    return (root,) if all(type(part) in _PLAIN for part in walk.within(root, 0)) else ()
 
 
 class _Walk:
@@ -136,8 +140,8 @@ class _Walk:
         """Return the entry of an object; one that is not of plain values is not handed out."""
         fqn = ".".join(map(str, keys))
         for part in self.within(value, 0):
-            if isinstance(part, Inert):
-                return ObjectEntry(fqn, refused=f"{part!r:.100}")
+            if type(part) not in (*_PLAIN, TorchName):
+                return ObjectEntry(fqn, refused=described(part))
             if isinstance(part, int) and part.bit_length() > _MAX_INTEGER_BITS:
                 return ObjectEntry(fqn, refused="an integer of thousands of digits")
         return ObjectEntry(fqn, (value,))
