@@ -22,10 +22,8 @@ from dcp_zarr.errors import FormatError
 from dcp_zarr.region import Region
 from dcp_zarr.schema import Entry, Keys, ObjectEntry
 
-_PLAIN = frozenset(
-    (type(None), bool, int, float, complex, str, bytes)
-    + (list, tuple, dict, OrderedDict, set, frozenset)
-)
+_SINGLE = frozenset((type(None), bool, int, float, complex, str, bytes))
+_PLAIN = _SINGLE | {list, tuple, dict, OrderedDict, set, frozenset}
 """Types whose values are told without torch."""
 _MAX_DEPTH = 64
 _MAX_INTEGER_BITS = 4096
