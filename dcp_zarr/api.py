@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,24 +12,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from dcp_zarr import engine, tensors
-from dcp_zarr.checkpoint import select_entries
-from dcp_zarr.containers.by_path import is_hdf5, open_source
+from dcp_zarr.checkpoint import open_checkpoint
+from dcp_zarr.containers.by_path import is_hdf5
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
 from dcp_zarr.local_files import local_path
-from dcp_zarr.objects import read_objects
 from dcp_zarr.planners import LoadReport, SafeLoadPlanner
-from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader, target_jobs
-from dcp_zarr.region import Region
-from dcp_zarr.tasks import MEMORY_BUDGET_BYTES, Limits
+from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
+from dcp_zarr.tasks import MEMORY_BUDGET_BYTES
 from dcp_zarr.writer import HDF5StorageWriter, ZarrStorageWriter
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
     from dcp_zarr.codecs import CompressionOption
-    from dcp_zarr.container import Source
     from dcp_zarr.dcp_writer import DcpWriter
     from dcp_zarr.reader import DcpReader
 
@@ -186,63 +182,10 @@ def load(
     >>> load("step-1.zarr", "model", flat=True)
     {'model.w': tensor([1., 1.])}
     """
-    source = open_source(local_path(path))
-    try:
-        values = _load_selected(source, pattern, weights_only=weights_only, threads=thread_count)
-        if flat:
-            return values
-        planner_data = source.schema.planner_data or {}
-        return _nested({planner_data.get(fqn, (fqn,)): value for fqn, value in values.items()})
-    finally:
-        source.close()
-
-
-def _load_selected(
-    source: Source, pattern: str, *, weights_only: bool, threads: int | None
-) -> dict[str, Any]:
-    selected = select_entries(source, pattern)
-    tensor_entries, objects = source.schema.tensors, source.schema.objects
-    values: dict[str, Any] = {}
-    jobs = []
-    for fqn in selected:
-        if fqn in tensor_entries:
-            entry = tensor_entries[fqn]
-            values[fqn] = torch.empty(
-                entry.array.shape, dtype=tensors.torch_dtype(entry.dtype.torch_name)
-            )
-            region = Region.whole(entry.array.shape)
-            jobs += list(target_jobs(entry, region, values[fqn], done=lambda: None))
-        else:
-            values[fqn] = objects[fqn].json[0] if objects[fqn].json else None
-    stored = [objects[fqn] for fqn in selected if fqn in objects and not objects[fqn].json]
-    for held, payload in read_objects(source, stored):
-        values[held.fqn] = tensors.object_value(payload, held.fqn, weights_only=weights_only)
-    for _ in engine.read(jobs, source, Limits.of(threads)):
-        pass
-    return values
-
-
-class _Branch(dict[str | int, Any]):
-    """A dict or list of the nested state dict; a leaf may be a plain dict or list itself."""
-
-    def grown(self) -> Any:  # noqa: ANN401
-        """Return this branch as the dict or list that it was."""
-        items = {k: v.grown() if isinstance(v, _Branch) else v for k, v in self.items()}
-        if not items or not all(type(key) is int for key in items):
-            return items
-        return [items.get(number) for number in range(max(map(int, items)) + 1)]
-
-
-def _nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
-    """Put values where their keys say: text keys make dicts, integer keys lists."""
-    root = _Branch()
-    for keys, value in values.items():
-        branch = root
-        for key in keys[:-1]:
-            branch = branch.setdefault(key, _Branch())
-        branch[keys[-1]] = value
-    grown: dict[str, Any] = root.grown()
-    return grown
+    with open_checkpoint(path) as checkpoint:
+        return checkpoint.select(pattern).load(
+            flat=flat, weights_only=weights_only, thread_count=thread_count
+        )
 
 
 def load_into(

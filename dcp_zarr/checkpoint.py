@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,9 +26,10 @@ from dcp_zarr.totals import Total, totals
 from dcp_zarr.verification import Damage, damage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch.distributed.checkpoint.metadata import Metadata
 
     from dcp_zarr.container import Source
+    from dcp_zarr.schema import Schema
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -132,6 +134,78 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """
         fqns = [*self._entries, *self._objects]
         return Checkpoint(self._source, {*names.select(pattern, fqns, where=repr(self.path))})
+
+    def load(
+        self,
+        *,
+        flat: bool = False,
+        weights_only: bool = True,
+        thread_count: int | None = None,
+    ) -> dict[str, Any]:
+        """Read everything into a state dict of new CPU tensors, nested as it was saved.
+
+        Parameters
+        ----------
+        flat
+            Return a flat dict by FQN instead.
+        weights_only
+            Refuse objects whose unpickling could run code. Turn off for checkpoints you trust.
+        thread_count
+            Worker threads; by default this process' share of the cores.
+
+        Raises
+        ------
+        CorruptionError
+            If stored bytes are lost or changed.
+        UnsafeObjectError
+            If `weights_only`, and unpickling an object could run code.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"model": {"w": torch.ones(2)}, "step": 7}, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr").select("model").load()
+        {'model': {'w': tensor([1., 1.])}}
+        """
+        from dcp_zarr import state_dicts  # noqa: PLC0415
+
+        schema = self._schema()
+        values = state_dicts.load_entries(
+            schema.entries, self._source, Limits.of(thread_count), weights_only=weights_only
+        )
+        if flat:
+            return values
+        keys = schema.planner_data or {}
+        return state_dicts.nested({keys.get(fqn, (fqn,)): value for fqn, value in values.items()})
+
+    def metadata(self) -> Metadata:
+        """Return DCP's `Metadata`, as `dcp.save` returned it; of a selection, what it selects.
+
+        Above 100,000 regions each tensor is told as one. Needs torch.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> saved = dcp_zarr.save({"w": torch.ones(4)}, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr").metadata() == saved
+        True
+        """
+        from dcp_zarr import metadata_words  # noqa: PLC0415
+
+        return metadata_words.metadata_from(self._schema())
+
+    def _schema(self) -> Schema:
+        """Return the schema of what is selected."""
+        schema = self._source.schema
+        if len(self) + len(self._objects) == len(schema.entries):
+            return schema
+        chosen = {**self._entries, **self._objects}
+        keys = schema.planner_data
+        return replace(
+            schema,
+            entries=tuple(entry for entry in schema.entries if entry.fqn in chosen),
+            planner_data=keys and {fqn: keys[fqn] for fqn in keys if fqn in chosen},
+        )
 
     def totals(self) -> Table[Total]:
         """Return tensors, elements and bytes for each first segment of a name, and dtype."""
@@ -257,15 +331,3 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
     def __exit__(self, *exception: object) -> None:
         """Close it."""
         self.close()
-
-
-def select_entries(source: Source, pattern: str) -> Sequence[str]:
-    """Return the FQNs of tensors and objects that a pattern selects.
-
-    Raises
-    ------
-    TensorNotFoundError
-        If it selects none.
-    """
-    fqns = [entry.fqn for entry in source.schema.entries]
-    return names.select(pattern, fqns, where=repr(source.where))
