@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +18,7 @@ from dcp_zarr.errors import (
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import Objects, object_row
+from dcp_zarr.schema import ObjectEntry
 from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
 from dcp_zarr.tensor_statistics import TensorStatistics, statistics
@@ -26,10 +26,11 @@ from dcp_zarr.totals import Total, totals
 from dcp_zarr.verification import Damage, damage
 
 if TYPE_CHECKING:
+    import xarray as xr
+    from numpy.typing import DTypeLike
     from torch.distributed.checkpoint.metadata import Metadata
 
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import Schema
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -90,12 +91,9 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def __init__(self, source: Source, fqns: Collection[str] | None = None) -> None:
         self._source = source
-        schema = source.schema
-        self._entries = schema.tensors
-        self._objects = schema.objects
-        if fqns is not None:
-            self._entries = {fqn: e for fqn, e in schema.tensors.items() if fqn in fqns}
-            self._objects = {fqn: e for fqn, e in schema.objects.items() if fqn in fqns}
+        self._schema = source.schema if fqns is None else source.schema.only(fqns)
+        self._entries = self._schema.tensors
+        self._objects = self._schema.objects
 
     @property
     def path(self) -> str:
@@ -136,29 +134,9 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         return Checkpoint(self._source, {*names.select(pattern, fqns, where=repr(self.path))})
 
     def load(
-        self,
-        *,
-        flat: bool = False,
-        weights_only: bool = True,
-        thread_count: int | None = None,
+        self, *, flat: bool = False, weights_only: bool = True, thread_count: int | None = None
     ) -> dict[str, Any]:
-        """Read everything into a state dict of new CPU tensors, nested as it was saved.
-
-        Parameters
-        ----------
-        flat
-            Return a flat dict by FQN instead.
-        weights_only
-            Refuse objects whose unpickling could run code. Turn off for checkpoints you trust.
-        thread_count
-            Worker threads; by default this process' share of the cores.
-
-        Raises
-        ------
-        CorruptionError
-            If stored bytes are lost or changed.
-        UnsafeObjectError
-            If `weights_only`, and unpickling an object could run code.
+        """Read everything into a state dict of new CPU tensors; see `load` for the options.
 
         Examples
         --------
@@ -169,14 +147,40 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """
         from dcp_zarr import state_dicts  # noqa: PLC0415
 
-        schema = self._schema()
+        limits = Limits.of(thread_count)
         values = state_dicts.load_entries(
-            schema.entries, self._source, Limits.of(thread_count), weights_only=weights_only
+            self._schema.entries, self._source, limits, weights_only=weights_only
         )
-        if flat:
-            return values
-        keys = schema.planner_data or {}
-        return state_dicts.nested({keys.get(fqn, (fqn,)): value for fqn, value in values.items()})
+        return values if flat else state_dicts.nested(values, self._schema.planner_data or {})
+
+    def to_xarray(self, dtype: DTypeLike | None = "float32") -> xr.DataTree:
+        """Return the tensors as a tree of lazy xarray variables. Needs xarray, and no torch.
+
+        The tree is that which ``xarray.open_datatree`` shows of the Zarr store; attributes say FQN
+        and torch dtype. Objects that JSON holds are attributes of the root.
+
+        Parameters
+        ----------
+        dtype
+            To what floating-point values are cast when they are read; None leaves them as they
+            are. Integers stay as they are, and complex32 comes as complex64.
+
+        Raises
+        ------
+        OptionError
+            If `dtype` is no floating-point dtype of numpy, or xarray is not installed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"model": {"w": torch.ones(4, 2).bfloat16()}}, "step-1.zarr")
+        >>> tree = dcp_zarr.open_checkpoint("step-1.zarr").to_xarray()
+        >>> tree["model/w"].sum("n2").values
+        array([2., 2., 2., 2.], dtype=float32)
+        """
+        from dcp_zarr import xarray_view  # noqa: PLC0415  xarray takes long, and may be missing
+
+        return xarray_view.data_tree(self, self._objects, self._source.schema, dtype)
 
     def metadata(self) -> Metadata:
         """Return DCP's `Metadata`, as `dcp.save` returned it; of a selection, what it selects.
@@ -192,20 +196,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """
         from dcp_zarr import metadata_words  # noqa: PLC0415
 
-        return metadata_words.metadata_from(self._schema())
-
-    def _schema(self) -> Schema:
-        """Return the schema of what is selected."""
-        schema = self._source.schema
-        if len(self) + len(self._objects) == len(schema.entries):
-            return schema
-        chosen = {**self._entries, **self._objects}
-        keys = schema.planner_data
-        return replace(
-            schema,
-            entries=tuple(entry for entry in schema.entries if entry.fqn in chosen),
-            planner_data=keys and {fqn: keys[fqn] for fqn in keys if fqn in chosen},
-        )
+        return metadata_words.metadata_from(self._schema)
 
     def totals(self) -> Table[Total]:
         """Return tensors, elements and bytes for each first segment of a name, and dtype."""
@@ -305,11 +296,10 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def _rows(self) -> list[display.Row]:
         return [
-            LazyTensor(self._entries[entry.fqn], self._source).row()
-            if entry.fqn in self._entries
-            else object_row(self._objects[entry.fqn])
-            for entry in self._source.schema.entries
-            if entry.fqn in self._entries or entry.fqn in self._objects
+            object_row(entry)
+            if isinstance(entry, ObjectEntry)
+            else LazyTensor(entry, self._source).row()
+            for entry in self._schema.entries
         ]
 
     def verify(self) -> list[Damage]:

@@ -6,8 +6,8 @@ pickle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,15 @@ class Schema:
     def objects(self) -> dict[str, ObjectEntry]:
         """The objects by FQN."""
         return {entry.fqn: entry for entry in self.entries if isinstance(entry, ObjectEntry)}
+
+    def only(self, fqns: Collection[str]) -> Schema:
+        """Return the schema of some entries, as if nothing else had been saved."""
+        keys = self.planner_data
+        return replace(
+            self,
+            entries=tuple(entry for entry in self.entries if entry.fqn in fqns),
+            planner_data=keys and {fqn: keys[fqn] for fqn in keys if fqn in fqns},
+        )
 
     def arrays(self) -> Iterator[tuple[ArrayLayout, DType, Codec]]:
         """Iterate over every array of the container, those of objects included, once each."""

@@ -14,7 +14,7 @@ from dcp_zarr.schema import ObjectEntry
 
 if TYPE_CHECKING:
     from dcp_zarr.container import Source
-    from dcp_zarr.schema import Entry
+    from dcp_zarr.schema import Entry, Keys
     from dcp_zarr.tasks import Limits
 
 
@@ -61,19 +61,20 @@ class _Branch(dict[str | int, Any]):
         return [items.get(number) for number in range(max(map(int, items)) + 1)]
 
 
-def nested(values: Mapping[tuple[str | int, ...], Any]) -> dict[str, Any]:
+def nested(values: Mapping[str, Any], keys: Mapping[str, Keys]) -> dict[str, Any]:
     """Put values where their keys say: text keys make dicts, integer keys lists.
 
     Examples
     --------
-    >>> nested({("model", "layers", 0, "w"): 1.0, ("step",): 7})
-    {'model': {'layers': [{'w': 1.0}]}, 'step': 7}
+    >>> nested({"layers.0.w": 1.0, "step": 7}, {"layers.0.w": ("layers", 0, "w")})
+    {'layers': [{'w': 1.0}], 'step': 7}
     """
     root = _Branch()
-    for keys, value in values.items():
+    for fqn, value in values.items():
+        *above, last = keys.get(fqn, (fqn,))
         branch = root
-        for key in keys[:-1]:
+        for key in above:
             branch = branch.setdefault(key, _Branch())
-        branch[keys[-1]] = value
+        branch[last] = value
     grown: dict[str, Any] = root.grown()
     return grown

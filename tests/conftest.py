@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -23,3 +25,34 @@ def _in_temporary_directory(tmp_path, monkeypatch):
 def path(request):
     """Return where to save a checkpoint: one path for each container."""
     return request.param
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Note the path and the number of bytes of each read."""
+    noted = []
+    real_open, real_preadv, real_pread = os.open, os.preadv, os.pread
+
+    def name(fd):
+        return os.readlink(f"/proc/self/fd/{fd}").rpartition(".zarr/")[2]
+
+    def opened(path, flags, *args, **kwargs):
+        fd = real_open(path, flags, *args, **kwargs)
+        if not flags & os.O_DIRECTORY:
+            noted.append((name(fd), 0))
+        return fd
+
+    def preadv(fd, buffers, offset):
+        got = real_preadv(fd, buffers, offset)
+        noted.append((name(fd), got))
+        return got
+
+    def pread(fd, count, offset):
+        got = real_pread(fd, count, offset)
+        noted.append((name(fd), len(got)))
+        return got
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "pread", pread)
+    return noted
