@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
+    from dcp_zarr.safetensors_export import ExportReport, export
     from dcp_zarr.table import Table
     from dcp_zarr.tensor_statistics import TensorStatistics
     from dcp_zarr.totals import Total
@@ -44,6 +45,7 @@ __all__ = [
     "CorruptionError",
     "Damage",
     "DcpZarrError",
+    "ExportReport",
     "FormatError",
     "HDF5StorageReader",
     "HDF5StorageWriter",
@@ -65,6 +67,7 @@ __all__ = [
     "UnsupportedTensorError",
     "ZarrStorageReader",
     "ZarrStorageWriter",
+    "export",
     "is_complete",
     "load",
     "load_into",
@@ -82,6 +85,7 @@ _MODULES = {
     "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),
     "region": ("Region",),
+    "safetensors_export": ("ExportReport", "export"),
     "table": ("Table",),
     "tensor_statistics": ("TensorStatistics",),
     "totals": ("Total",),

@@ -7,13 +7,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from math import isfinite
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
 from dcp_zarr.checkpoint import Checkpoint, open_checkpoint
 from dcp_zarr.errors import DcpZarrError, OptionError
@@ -120,6 +121,45 @@ def verify(path: Path, as_json: AsJson = False) -> None:  # noqa: FBT002
     raise typer.Exit(1 if damage else 0)
 
 
+@app.command()
+def export(
+    path: Path,
+    destination: Annotated[str, typer.Argument(help="A path in .safetensors, or a directory.")],
+    pattern: Pattern = "",
+    strip_prefix: Annotated[str, typer.Option(help="Taken off names, such as model.")] = "",
+    file_bytes: Annotated[
+        str, typer.Option(help="Most bytes of each file of a directory, such as 5GB or 5GiB.")
+    ] = "",
+    overwrite: Annotated[bool, typer.Option(help="Replace what an earlier export wrote.")] = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Write tensors as safetensors: one file, or a directory as Hugging Face has it.
+
+    Example: dcp-zarr export step-1000.zarr out.safetensors model --strip-prefix model.
+    """
+    from dcp_zarr.safetensors_export import export as write  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as shown:
+        bar = shown.add_task("writing")
+        report = write(
+            path,
+            destination,
+            pattern,
+            names=lambda fqn: fqn.removeprefix(strip_prefix),
+            file_bytes=_bytes(file_bytes) if file_bytes else None,
+            overwrite=overwrite,
+            progress=lambda written, nbytes: shown.update(bar, completed=written, total=nbytes),
+        )
+    if as_json:
+        _print_json(asdict(report))
+        return
+    typer.echo(f"{len(report.tensors)} tensors in {', '.join(report.files)}")
+    if report.left_out:
+        some = ", ".join(report.left_out[:5])
+        typer.echo(f"Left out {len(report.left_out)} that are no tensors, such as {some}")
+
+
 def main() -> None:
     """Run the command line; errors of ours are one line on standard error."""
     try:
@@ -160,6 +200,16 @@ def _axis(text: str, what: str) -> Any:  # noqa: ANN401
     if found[0] is None:
         raise OptionError(f"{what!r} has an empty index.")
     return found[0]
+
+
+def _bytes(text: str) -> int:
+    """Return a number of bytes: 5GB are 5 * 1000**3, and 5GiB are 5 * 1024**3."""
+    found = re.fullmatch(r"(\d+) *(?:([KMGT])(i?))?B?", text, re.IGNORECASE)
+    if found is None:
+        raise OptionError(f"{text!r} is no number of bytes; write it as 5GB, 5GiB or 5000000000.")
+    number, unit, binary = found.groups(default="")
+    factor: int = (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")
+    return int(number) * factor
 
 
 def _row(checkpoint: Checkpoint, fqn: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import dcp_zarr
@@ -82,6 +83,32 @@ def test_diff_tells_what_differs_and_exits_with_1(path):
     assert "All 3 tensors are equal" in run("diff", path, path)
 
 
+def test_export_writes_safetensors(path):
+    said = run("export", path, "out.safetensors", "--strip-prefix", "model.")
+    assert said.splitlines() == [
+        "3 tensors in out.safetensors",
+        "Left out 1 that are no tensors, such as step",
+    ]
+    assert set(load_file("out.safetensors")) == {"w", "b[0]", "nan"}
+
+
+def test_export_as_json_of_a_part_in_several_files(path):
+    report = json.loads(run("export", path, "out", "model", "--file-bytes", "50B", "--json"))
+    assert report["tensors"] == {"model.w": "model.w", "model.b[0]": "model.b[0]"}
+    assert len(report["files"]) == 3
+    assert "out/model-00001-of-00002.safetensors" in run(
+        "export", path, "out", "model", "--file-bytes", "50", "--overwrite"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("5GB", 5 * 10**9), ("5GiB", 5 << 30), ("70", 70), ("2 kb", 2000), ("3mib", 3 << 20)],
+)
+def test_numbers_of_bytes_are_read_as_people_write_them(text, nbytes):
+    assert cli._bytes(text) == nbytes
+
+
 def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
     assert "no damage in 3 tensors" in run("verify", path)
     monkeypatch.setattr(
@@ -99,6 +126,8 @@ def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
         (["show", "PATH", "model.w[a]"], "'a' in 'model.w[a]' is no index"),
         (["show", "PATH", "model.w[]"], "'model.w[]' has an empty index"),
         (["stats", "PATH", "--sort", "size"], "There is no column 'size'"),
+        (["export", "PATH", "out", "--file-bytes", "5XB"], "'5XB' is no number of bytes"),
+        (["export", "PATH", "PATH"], "is nothing that an export may replace"),
     ],
 )
 def test_errors_are_one_line_and_no_traceback(arguments, message, path):
@@ -135,6 +164,6 @@ def test_torch_is_not_imported(path):
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify"])
+@pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify", "export"])
 def test_every_command_has_an_example(command):
     assert f"Example: dcp-zarr {command}" in " ".join(run(command, "--help").split())
