@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import groupby
-from math import inf, nan, prod, sqrt
+from math import nan, prod, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from dcp_zarr import engine
+from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.region import Grid, Region, coordinates
 from dcp_zarr.tasks import Limits, in_order
+from dcp_zarr.value_sums import ValueSums, sums_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,43 +67,6 @@ class TensorStatistics:
     """Where it is: its first place in C order."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """What is known of a part of a tensor."""
-
-    finite: int = 0
-    nans: int = 0
-    infs: int = 0
-    zeros: int = 0
-    min: float = inf
-    max: float = -inf
-    mean: float = 0.0
-    squares: float = 0.0
-    """Sum of squared distances from the mean."""
-    abs_max: float = -1.0
-    abs_max_at: tuple[int, ...] | None = None
-
-    def __add__(self, other: _Sums) -> _Sums:
-        """Join two parts (Chan, Golub and LeVeque 1979)."""
-        finite = self.finite + other.finite
-        part = other.finite / finite if finite else 0.0
-        apart = other.mean - self.mean
-        abs_max = max(self.abs_max, other.abs_max)
-        places = [s.abs_max_at for s in (self, other) if s.abs_max == abs_max and s.abs_max_at]
-        return _Sums(
-            finite,
-            self.nans + other.nans,
-            self.infs + other.infs,
-            self.zeros + other.zeros,
-            min(self.min, other.min),
-            max(self.max, other.max),
-            self.mean + apart * part,
-            self.squares + other.squares + apart * apart * self.finite * part,
-            abs_max,
-            min(places, default=None),
-        )
-
-
 def statistics(
     entries: Sequence[TensorEntry], source: Source, limits: Limits
 ) -> Iterator[TensorStatistics]:
@@ -132,11 +97,11 @@ Sums = TypeVar("Sums")
 
 def summed(
     tasks: Iterable[tuple[Item, Region]],
-    sums_of: Callable[[tuple[Item, Region]], Sums],
+    sum_up: Callable[[tuple[Item, Region]], Sums],
     limits: Limits,
 ) -> Iterator[tuple[Item, Sums]]:
     """Add up what is known of the boxes of each item, which stand together; in order."""
-    parts = in_order(tasks, sums_of, limits.thread_count)
+    parts = in_order(tasks, sum_up, limits.thread_count)
     for _, together in groupby(parts, key=lambda part: id(part[0][0])):
         (task, first), *rest = together
         yield task[0], reduce(add, (sums for _, sums in rest), first)
@@ -160,13 +125,15 @@ def boxes(entry: TensorEntry) -> Iterator[Region]:
         yield grid.box(position)
 
 
-def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> _Sums:
+def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> ValueSums:
     entry, box = task
-    values, sums = read_box(entry, source, box), _Sums()
-    for start in range(0, values.size, BLOCK_ELEMENTS):
-        block = as_float64(values[start : start + BLOCK_ELEMENTS])
-        sums += _sums_of_block(block, start, box)
-    return sums
+    return sums_of(_read_bits(entry, source, box), entry.dtype, box, entry.array.shape)
+
+
+def _read_bits(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
+    out = np.empty(box.sizes, entry.dtype.bits)
+    list(engine.read([engine.ReadJob(entry.array, entry.codec, box, out)], source, Limits.of(1)))
+    return out
 
 
 def read_box(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
@@ -177,10 +144,9 @@ def read_box(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
     CorruptionError
         If stored bytes are lost or changed.
     """
-    out = np.empty(box.sizes, entry.dtype.bits)
-    list(engine.read([engine.ReadJob(entry.array, entry.codec, box, out)], source, Limits.of(1)))
-    values = entry.dtype.values(out)
-    if entry.dtype.trailing:
+    dtype = dtype_of(entry.dtype.torch_name)  # not that of integers that hold its bits
+    values = dtype.values(_read_bits(entry, source, box))
+    if dtype.trailing:
         values = values.astype(np.float32).view(np.complex64)
     return values.reshape(-1)
 
@@ -193,39 +159,9 @@ def as_float64(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)
 
 
-@np.errstate(invalid="ignore", over="ignore")
-def _sums_of_block(values: NDArray[np.float64], start: int, box: Region) -> _Sums:
-    """Sum up values that begin at a place in a box, in C order."""
-    nans, infs, places = 0, 0, None
-    if not np.isfinite(values.sum()):
-        nans, infs = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-        places = np.flatnonzero(np.isfinite(values))
-        values = values[places]
-    if not values.size:
-        return _Sums(nans=nans, infs=infs)
-    low, high = int(values.argmin()), int(values.argmax())
-    least, largest = float(values[low]), float(values[high])
-    far = low if -least > largest else high
-    far = start + (far if places is None else int(places[far]))
-    at = zip(np.unravel_index(far, box.sizes), box.offsets, strict=True)
-    mean = float((values / values.size).sum())
-    apart = values - mean
-    return _Sums(
-        values.size,
-        nans,
-        infs,
-        values.size - int(np.count_nonzero(values)),
-        least,
-        largest,
-        mean,
-        float(apart @ apart),
-        max(-least, largest),
-        tuple(int(i) + offset for i, offset in at),
-    )
-
-
-def _finished(entry: TensorEntry, sums: _Sums) -> TensorStatistics:
+def _finished(entry: TensorEntry, sums: ValueSums) -> TensorStatistics:
     known = sums.finite > 0
+    at = np.unravel_index(sums.abs_max_at, entry.array.shape) if known else ()
     return TensorStatistics(
         entry.fqn,
         entry.dtype.torch_name,
@@ -240,5 +176,5 @@ def _finished(entry: TensorEntry, sums: _Sums) -> TensorStatistics:
         sqrt(sums.squares / sums.finite) if known else nan,
         sqrt(sums.squares + sums.finite * sums.mean * sums.mean) if known else nan,
         sums.abs_max if known else nan,
-        sums.abs_max_at,
+        tuple(map(int, at)) if known else None,
     )

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dcp_zarr
-from dcp_zarr import engine, tensor_statistics
+from dcp_zarr import engine
+from dcp_zarr.dtypes import dtype_of
+from dcp_zarr.value_sums import sums_of
 from tests import ranks
 from tests.ranks import parts
 from tests.test_dtypes import DTYPES, every_pattern
@@ -78,8 +80,8 @@ def test_parts_sum_up_to_the_whole(values, cut):
     array = np.array(values, np.float64)
 
     def sums(part, start):
-        box = dcp_zarr.Region((0,), (max(array.size, 1),))
-        return tensor_statistics._sums_of_block(part, start, box)
+        box = dcp_zarr.Region((start,), (part.size,))
+        return sums_of(part.view(np.uint64), dtype_of("float64"), box, array.shape)
 
     whole = sums(array, 0)
     joined = sums(array[:cut], 0) + sums(array[cut:], min(cut, array.size))
@@ -87,6 +89,34 @@ def test_parts_sum_up_to_the_whole(values, cut):
     assert joined.mean == pytest.approx(whole.mean, abs=1e-9)
     assert joined.squares == pytest.approx(whole.squares, abs=1e-6)
     assert (joined.abs_max, joined.abs_max_at) == (whole.abs_max, whole.abs_max_at)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 1e9])
+@pytest.mark.parametrize("count", [1, 5, 8192, 32768, 100_001])
+def test_a_spread_far_from_zero_is_not_lost(offset, count):
+    values = offset + np.random.default_rng(0).integers(-2, 3, count).astype(np.float64)
+    found = stats_of(torch.from_numpy(values))
+    assert found.std == pytest.approx(values.std(), rel=1e-9)
+    assert found.norm == pytest.approx(np.linalg.norm(values), rel=1e-9)
+
+
+def test_values_at_the_end_of_float64_have_a_mean():
+    found = stats_of(torch.tensor([1.5e308, 1.7e308, 1.6e308], dtype=torch.float64))
+    assert found.mean == pytest.approx(1.6e308)
+    assert (found.min, found.max, found.norm) == (1.5e308, 1.7e308, math.inf)
+
+
+def test_of_equal_values_the_first_has_the_place(path):
+    whole = torch.zeros(1000, 301).bfloat16()
+    whole[700, 3] = whole[699, 300] = -2
+    whole[999, 0] = 2
+    assert stats_of(whole, path, read_chunk_bytes=4096).abs_max_at == (699, 300)
+
+
+def test_values_that_are_stored_as_bits_are_numbers_all_the_same(path):
+    values = torch.tensor([-1.5, 2.0]).bfloat16()
+    found = stats_of(values, path, dtype_encoding="bits")
+    assert (found.min, found.max) == (-1.5, 2)
 
 
 def test_memory_is_bounded(monkeypatch):
@@ -120,6 +150,14 @@ class TestDiff:
         assert {row.change for row in found.values()} == {"equal"}
         assert found["w"].cosine == pytest.approx(1)
         assert found["w"].relative_norm == 0
+
+    def test_values_that_are_stored_as_bits_differ_as_numbers(self):
+        state = {"w": torch.tensor([1.0, math.nan]).bfloat16()}
+        dcp_zarr.save(state, "x.zarr", dtype_encoding="bits")
+        dcp_zarr.save(state, "y.zarr")
+        with dcp_zarr.open_checkpoint("x.zarr") as a, dcp_zarr.open_checkpoint("y.zarr") as b:
+            (row,) = a.diff(b)
+        assert (row.change, row.differing) == ("equal", 0)
 
     def test_values_that_differ_are_measured(self):
         old = torch.randn(300, 40)

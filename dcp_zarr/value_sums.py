@@ -1,0 +1,192 @@
+"""Sums over the values of a tensor, part by part: counted exactly, added in float64.
+
+Knows bits and dtypes; no containers, and no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcp_zarr.dtypes import dtype_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dcp_zarr.dtypes import DType
+    from dcp_zarr.region import Region, Shape
+
+_BLOCK = 1 << 15
+"""Elements that are summed up at once: a core's cache holds their copies."""
+_ROW = 1 << 13
+"""Elements of a dot product: of longer ones OpenBLAS makes threads of its own."""
+_MOST_MEAN = 0.9
+"""Part of the sum of squares up to which the mean is subtracted from it without loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSums:
+    """What is known of a part of a tensor; complex values count by their absolute values.
+
+    `min` to `squares` are those of the finite values, and mean nothing where there is none.
+    """
+
+    finite: int = 0
+    """How many are finite."""
+    nans: int = 0
+    """How many are NaN."""
+    infs: int = 0
+    """How many are infinite."""
+    zeros: int = 0
+    """How many are zero."""
+    min: float = inf
+    """The least."""
+    max: float = -inf
+    """The largest."""
+    mean: float = 0.0
+    """Their mean."""
+    squares: float = 0.0
+    """Sum of squared distances from the mean; infinite where float64 ends."""
+    abs_max_at: int = -1
+    """The first place of the largest absolute value, in C order of the whole tensor."""
+
+    @property
+    def abs_max(self) -> float:
+        """The largest absolute value."""
+        return max(-self.min, self.max)
+
+    def __add__(self, other: ValueSums) -> ValueSums:
+        """Join two parts (Chan, Golub and LeVeque 1979)."""
+        finite = self.finite + other.finite
+        part = other.finite / finite if finite else 0.0
+        apart = other.mean - self.mean if self.finite and other.finite else 0.0
+        abs_max = max(self.abs_max, other.abs_max)
+        places = [s.abs_max_at for s in (self, other) if s.abs_max_at >= 0 and s.abs_max == abs_max]
+        return ValueSums(
+            finite,
+            self.nans + other.nans,
+            self.infs + other.infs,
+            self.zeros + other.zeros,
+            min(self.min, other.min),
+            max(self.max, other.max),
+            self.mean * (1 - part) + other.mean * part,
+            self.squares + other.squares + apart * apart * self.finite * part,
+            min(places, default=-1),
+        )
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def sums_of(bits: NDArray[Any], dtype: DType, box: Region, shape: Shape) -> ValueSums:
+    """Sum up the values in a box of a tensor.
+
+    Parameters
+    ----------
+    bits
+        Their bits, of shape ``box.sizes``.
+    dtype
+        What they are.
+    box
+        Where they are.
+    shape
+        Of the tensor.
+    """
+    row, dtype, sums = bits.reshape(-1), dtype_of(dtype.torch_name), ValueSums()
+    for start in range(0, row.size, _BLOCK):
+        values = _floats(row[start : start + _BLOCK], dtype)
+        sums += _sums_of_block(values, start, sums.abs_max)
+    if sums.abs_max_at < 0:
+        return sums
+    inside = np.unravel_index(sums.abs_max_at, box.sizes)
+    at = 0
+    for position, offset, length in zip(inside, box.offsets, shape, strict=True):
+        at = at * length + int(position) + offset
+    return replace(sums, abs_max_at=at)
+
+
+class _Scratch(threading.local):
+    """Each thread's memory for a block: fresh memory costs more than a pass over it."""
+
+    def __init__(self) -> None:
+        self.narrow = np.empty(_BLOCK, np.float32)
+        self.wide = np.empty(_BLOCK, np.float64)
+        self.ones = np.ones(_ROW)
+
+
+_scratch = _Scratch()
+
+
+def _floats(bits: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return values as float32 where these hold them exactly, else as float64."""
+    narrow = _scratch.narrow[: bits.size]
+    if dtype.torch_name == "bfloat16":
+        shifted = narrow.view(np.uint32)
+        np.copyto(shifted, bits)
+        shifted <<= 16
+        return narrow
+    if dtype.itemsize == 1:
+        return np.take(_floats_of_octets(dtype.stored), bits, out=narrow, mode="clip")
+    values = dtype.values(bits)
+    if dtype.trailing:
+        values = values.astype(np.float32).view(np.complex64).reshape(-1)
+    if values.dtype.kind == "c":
+        values = np.abs(values)
+    return values.astype(np.result_type(values.dtype, np.float32), copy=False)
+
+
+@lru_cache
+def _floats_of_octets(stored: np.dtype[Any]) -> NDArray[np.float32]:
+    """Return what each of the 256 patterns of a byte means."""
+    return np.arange(256, dtype=np.uint8).view(stored).astype(np.float32)
+
+
+def _sums_of_block(values: NDArray[Any], start: int, record: float) -> ValueSums:
+    """Sum up a block of floats.
+
+    Parameters
+    ----------
+    values
+        The floats.
+    start
+        Place of the first.
+    record
+        Only an absolute value above this one gets its place.
+    """
+    nans, infs, places = 0, 0, None
+    least, largest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    if not (isfinite(least) and isfinite(largest)):
+        nans, infs = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        places = np.flatnonzero(np.isfinite(values))
+        values = values[places]
+        if not values.size:
+            return ValueSums(nans=nans, infs=infs)
+        least, largest = float(values.min()), float(values.max())
+    at = -1
+    if max(-least, largest) > record:
+        at = int(np.flatnonzero(np.abs(values) == max(-least, largest))[0])
+        at = start + (at if places is None else int(places[at]))
+    mean, squares = _moments(values)
+    zeros = int(np.count_nonzero(values == 0)) if least <= 0 <= largest else 0
+    low, high = least + 0.0, largest + 0.0  # whichever zero came first, it has no sign
+    return ValueSums(values.size, nans, infs, zeros, low, high, mean, squares, at)
+
+
+def _moments(values: NDArray[Any]) -> tuple[float, float]:
+    """Return the mean of finite values, and the sum of their squared distances from it."""
+    count, width = values.size, min(values.size, _ROW)
+    rows = _scratch.wide[: -(-count // width) * width].reshape(-1, width)
+    wide = rows.reshape(-1)
+    np.copyto(wide[:count], values)
+    wide[count:] = 0
+    total = sum(np.vecdot(rows, _scratch.ones[:width]).tolist())
+    power = sum(np.vecdot(rows, rows).tolist())
+    if total * total <= _MOST_MEAN * count * power < inf:
+        return total / count, power - total * (total / count)
+    mean = float((wide / count).sum())
+    wide -= mean
+    wide[count:] = 0
+    return mean, sum(np.vecdot(rows, rows).tolist())
