@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UnsafeObjectError,
         UnsupportedTensorError,
     )
+    from dcp_zarr.histogram import Histogram
     from dcp_zarr.lazy_tensor import LazyTensor
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
@@ -49,6 +50,7 @@ __all__ = [
     "FormatError",
     "HDF5StorageReader",
     "HDF5StorageWriter",
+    "Histogram",
     "IncompleteCheckpointError",
     "LayoutError",
     "LazyTensor",
@@ -81,6 +83,7 @@ _MODULES = {
     "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
     "checkpoint": ("Checkpoint", "is_complete", "open_checkpoint"),
     "comparison": ("TensorDifference",),
+    "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),
     "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),

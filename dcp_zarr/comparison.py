@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dcp_zarr.tensor_statistics import BLOCK_ELEMENTS, as_float64, boxes, read_box, summed
+from dcp_zarr.tensor_statistics import as_float64, boxes, read_box, summed
+from dcp_zarr.value_sums import BLOCK_ELEMENTS
 
 if TYPE_CHECKING:
     from typing import Any

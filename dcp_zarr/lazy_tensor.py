@@ -9,6 +9,7 @@ import numpy as np
 
 from dcp_zarr import display, engine
 from dcp_zarr.errors import OptionError
+from dcp_zarr.histogram import Histogram, histogram
 from dcp_zarr.region import Region
 from dcp_zarr.tasks import Limits
 
@@ -110,6 +111,32 @@ class LazyTensor:
         list(engine.read([job], self._source, Limits.of(None)))
         whole = all(isinstance(part, slice) and part.step in (None, 1) for part in rest)
         return out if whole else np.array(out[rest], order="C")
+
+    def histogram(self, bins: int = 64, *, thread_count: int | None = None) -> Histogram:
+        """Return how many values lie in each of some equal bins; read in bounded memory.
+
+        Parameters
+        ----------
+        bins
+            How many, from the least finite value to the largest.
+        thread_count
+            Worker threads; by default this process' share of the cores.
+
+        Raises
+        ------
+        OptionError
+            If `bins` is no whole number from 1 to 65,536.
+        CorruptionError
+            If stored bytes are lost or changed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"w": torch.tensor([0.0, 1.0, 1.5, 4.0])}, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr")["w"].histogram(bins=4)
+        Histogram 'w': 4 finite values from 0 to 4 |▄█ ▄|, 0 NaN, 0 infinite
+        """
+        return histogram(self._entry, self._source, bins, Limits.of(thread_count))
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _BOX_BYTES = 8 << 20
 """Read and summed up at once, by one thread."""
-BLOCK_ELEMENTS = 1 << 16
-"""Of these many float64 a core's cache holds some copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +125,17 @@ def boxes(entry: TensorEntry) -> Iterator[Region]:
 
 def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> ValueSums:
     entry, box = task
-    return sums_of(_read_bits(entry, source, box), entry.dtype, box, entry.array.shape)
+    return sums_of(read_bits(entry, source, box), entry.dtype, box, entry.array.shape)
 
 
-def _read_bits(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
+def read_bits(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
+    """Return the bits of the values in a box of a tensor.
+
+    Raises
+    ------
+    CorruptionError
+        If stored bytes are lost or changed.
+    """
     out = np.empty(box.sizes, entry.dtype.bits)
     list(engine.read([engine.ReadJob(entry.array, entry.codec, box, out)], source, Limits.of(1)))
     return out
@@ -145,7 +150,7 @@ def read_box(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
         If stored bytes are lost or changed.
     """
     dtype = dtype_of(entry.dtype.torch_name)  # not that of integers that hold its bits
-    values = dtype.values(_read_bits(entry, source, box))
+    values = dtype.values(read_bits(entry, source, box))
     if dtype.trailing:
         values = values.astype(np.float32).view(np.complex64)
     return values.reshape(-1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dcp_zarr.dtypes import DType
     from dcp_zarr.region import Region, Shape
 
-_BLOCK = 1 << 15
+BLOCK_ELEMENTS = 1 << 15
 """Elements that are summed up at once: a core's cache holds their copies."""
 _ROW = 1 << 13
 """Elements of a dot product: of longer ones OpenBLAS makes threads of its own."""
@@ -95,9 +95,9 @@ def sums_of(bits: NDArray[Any], dtype: DType, box: Region, shape: Shape) -> Valu
     shape
         Of the tensor.
     """
-    row, dtype, sums = bits.reshape(-1), dtype_of(dtype.torch_name), ValueSums()
-    for start in range(0, row.size, _BLOCK):
-        values = _floats(row[start : start + _BLOCK], dtype)
+    row, sums = bits.reshape(-1), ValueSums()
+    for start in range(0, row.size, BLOCK_ELEMENTS):
+        values = floats(row[start : start + BLOCK_ELEMENTS], dtype)
         sums += _sums_of_block(values, start, sums.abs_max)
     if sums.abs_max_at < 0:
         return sums
@@ -112,16 +112,27 @@ class _Scratch(threading.local):
     """Each thread's memory for a block: fresh memory costs more than a pass over it."""
 
     def __init__(self) -> None:
-        self.narrow = np.empty(_BLOCK, np.float32)
-        self.wide = np.empty(_BLOCK, np.float64)
+        self.narrow = np.empty(BLOCK_ELEMENTS, np.float32)
+        self.wide = np.empty(BLOCK_ELEMENTS, np.float64)
         self.ones = np.ones(_ROW)
 
 
 _scratch = _Scratch()
 
 
-def _floats(bits: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """Return values as float32 where these hold them exactly, else as float64."""
+def floats(bits: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return numbers as float32 where these hold them exactly, else as float64.
+
+    They are valid until this thread's next call.
+
+    Parameters
+    ----------
+    bits
+        The bits of `BLOCK_ELEMENTS` numbers at most, in one row.
+    dtype
+        What they are, whatever holds them; complex ones come as their absolute values.
+    """
+    dtype = dtype_of(dtype.torch_name)
     narrow = _scratch.narrow[: bits.size]
     if dtype.torch_name == "bfloat16":
         shifted = narrow.view(np.uint32)
