@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
     from dcp_zarr.safetensors_export import ExportReport, export
+    from dcp_zarr.spectrum import Spectrum
     from dcp_zarr.table import Table
     from dcp_zarr.tensor_statistics import TensorStatistics
     from dcp_zarr.totals import Total
@@ -59,6 +60,7 @@ __all__ = [
     "Region",
     "SafeLoadPlanner",
     "SaveError",
+    "Spectrum",
     "Table",
     "TensorDifference",
     "TensorMismatchError",
@@ -89,6 +91,7 @@ _MODULES = {
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),
     "region": ("Region",),
     "safetensors_export": ("ExportReport", "export"),
+    "spectrum": ("Spectrum",),
     "table": ("Table",),
     "tensor_statistics": ("TensorStatistics",),
     "totals": ("Total",),

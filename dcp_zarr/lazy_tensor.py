@@ -11,6 +11,7 @@ from dcp_zarr import display, engine
 from dcp_zarr.errors import OptionError
 from dcp_zarr.histogram import Histogram, histogram
 from dcp_zarr.region import Region
+from dcp_zarr.spectrum import Spectrum, spectrum
 from dcp_zarr.tasks import Limits
 
 if TYPE_CHECKING:
@@ -137,6 +138,30 @@ class LazyTensor:
         Histogram 'w': 4 finite values from 0 to 4 |▄█ ▄|, 0 NaN, 0 infinite
         """
         return histogram(self._entry, self._source, bins, Limits.of(thread_count))
+
+    def spectrum(self, *, thread_count: int | None = None) -> Spectrum:
+        """Return the singular values of the first axis against all others.
+
+        They come from the Gram matrix in float64; those below 1e-8 of the largest are noise.
+        Memory is some times the smaller side squared: about 2 GiB for a side of 8,192.
+
+        Raises
+        ------
+        OptionError
+            If the tensor has fewer than two axes, a smaller side beyond 8,192, or values that are
+            not finite.
+        CorruptionError
+            If stored bytes are lost or changed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"w": torch.tensor([[3.0, 0, 0], [0, 0, 4]])}, "step-1.zarr")
+        >>> found = dcp_zarr.open_checkpoint("step-1.zarr")["w"].spectrum()
+        >>> found.singular_values, found.norm, found.stable_rank
+        ((4.0, 3.0), 5.0, 1.5625)
+        """
+        return spectrum(self._entry, self._source, Limits.of(thread_count))
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""

@@ -128,8 +128,10 @@ def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> ValueSums:
     return sums_of(read_bits(entry, source, box), entry.dtype, box, entry.array.shape)
 
 
-def read_bits(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
-    """Return the bits of the values in a box of a tensor.
+def read_bits(
+    entry: TensorEntry, source: Source, box: Region, limits: Limits | None = None
+) -> NDArray[Any]:
+    """Return the bits of the values in a box of a tensor, read by one thread if not told others.
 
     Raises
     ------
@@ -137,11 +139,17 @@ def read_bits(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
         If stored bytes are lost or changed.
     """
     out = np.empty(box.sizes, entry.dtype.bits)
-    list(engine.read([engine.ReadJob(entry.array, entry.codec, box, out)], source, Limits.of(1)))
+    list(
+        engine.read(
+            [engine.ReadJob(entry.array, entry.codec, box, out)], source, limits or Limits.of(1)
+        )
+    )
     return out
 
 
-def read_box(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
+def read_box(
+    entry: TensorEntry, source: Source, box: Region, limits: Limits | None = None
+) -> NDArray[Any]:
     """Return the values in a box of a tensor, in one row; complex32 as complex64.
 
     Raises
@@ -150,7 +158,7 @@ def read_box(entry: TensorEntry, source: Source, box: Region) -> NDArray[Any]:
         If stored bytes are lost or changed.
     """
     dtype = dtype_of(entry.dtype.torch_name)  # not that of integers that hold its bits
-    values = dtype.values(read_bits(entry, source, box))
+    values = dtype.values(read_bits(entry, source, box, limits))
     if dtype.trailing:
         values = values.astype(np.float32).view(np.complex64)
     return values.reshape(-1)
