@@ -80,6 +80,7 @@ def save(
     write_chunk_bytes: int = WRITE_CHUNK_BYTES,
     sync_files: bool = True,
     dtype_encoding: str = "native",
+    statistics: bool = False,
 ) -> Metadata:
     """Save a state dict as one checkpoint. All ranks call it.
 
@@ -109,6 +110,7 @@ def save(
         read_chunk_bytes=read_chunk_bytes,
         sync_files=sync_files,
         dtype_encoding=dtype_encoding,
+        statistics=statistics,
         **({} if hdf5 else {"write_chunk_bytes": write_chunk_bytes}),
     )
     with _own_errors():

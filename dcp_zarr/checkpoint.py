@@ -202,8 +202,20 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """Return tensors, elements and bytes for each first segment of a name, and dtype."""
         return Table(Total, totals(self._entries.values()), self.path)
 
-    def stats(self, *, thread_count: int | None = None) -> Table[TensorStatistics]:
-        """Return what the values of each tensor are like; all are read, in bounded memory.
+    def stats(
+        self, *, stored: bool = True, thread_count: int | None = None
+    ) -> Table[TensorStatistics]:
+        """Return what the values of each tensor are like.
+
+        Those that a save with ``statistics=True`` stored are taken as they are; all other tensors
+        are read, in bounded memory.
+
+        Parameters
+        ----------
+        stored
+            Turn off to read every tensor.
+        thread_count
+            Worker threads; by default this process' share of the cores.
 
         Raises
         ------
@@ -218,13 +230,15 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         >>> w.norm, w.abs_max, w.abs_max_at, w.nans
         (5.0, 4.0, (1,), 1)
         """
-        found = self.iter_stats(thread_count=thread_count)
+        found = self.iter_stats(stored=stored, thread_count=thread_count)
         return Table(TensorStatistics, found, self.path)
 
-    def iter_stats(self, *, thread_count: int | None = None) -> Iterator[TensorStatistics]:
+    def iter_stats(
+        self, *, stored: bool = True, thread_count: int | None = None
+    ) -> Iterator[TensorStatistics]:
         """Yield what the values of each tensor are like, as they are read."""
-        limits = Limits.of(thread_count)
-        yield from statistics(list(self._entries.values()), self._source, limits)
+        entries, limits = list(self._entries.values()), Limits.of(thread_count)
+        yield from statistics(entries, self._source, limits, stored=stored)
 
     def diff(self, new: Checkpoint, *, thread_count: int | None = None) -> Table[TensorDifference]:
         """Return how each tensor of this checkpoint differs in a newer one.

@@ -74,14 +74,15 @@ def stats(
     path: Path,
     pattern: Pattern = "",
     sort: Annotated[str, typer.Option(help="Column to sort by, largest first.")] = "",
+    read: Annotated[bool, typer.Option("--read", help="Read also what has them stored.")] = False,  # noqa: FBT002
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Say what the values of tensors are like; reads them all.
+    """Say what the values of tensors are like; reads all that were saved without statistics.
 
     Example: dcp-zarr stats step-1000.zarr '**.weight' --sort abs_max
     """
     with _opened(path, pattern) as checkpoint:
-        found = _tracked(checkpoint.iter_stats(), len(checkpoint), "reading")
+        found = _tracked(checkpoint.iter_stats(stored=not read), len(checkpoint), "reading")
         table = Table(TensorStatistics, found, path)
     _print_table(table.sorted_by(sort) if sort else table, as_json=as_json)
 

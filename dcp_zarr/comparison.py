@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import nan, sqrt
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,8 +108,12 @@ def differences(
         if fqn in new and old[fqn].array.shape == new[fqn].array.shape
     ]
     tasks = ((pair, box) for pair in pairs for box in boxes(pair[1]))
-    for pair, sums in summed(tasks, partial(_compare, sources=sources), limits):
+    for pair, sums in summed(tasks, partial(_compare, sources=sources), _joined, limits):
         yield _finished(*pair, sums)
+
+
+def _joined(parts: list[_Sums]) -> _Sums:
+    return reduce(add, parts)
 
 
 def _described(entry: TensorEntry) -> str:

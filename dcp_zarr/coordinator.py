@@ -6,7 +6,7 @@ Both are functions of what every rank knows or returned; no trainer's and no con
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -21,6 +21,8 @@ from dcp_zarr.names import OBJECTS_PATH
 from dcp_zarr.placement import fingerprint, path_fingerprint, plan_save
 from dcp_zarr.region import Region, coordinates
 from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry
+from dcp_zarr.staged_sums import joined_sums
+from dcp_zarr.value_sums import SummedValues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from dcp_zarr.placement import Placement, SaveOptions, TensorPlan
     from dcp_zarr.region import Shape
     from dcp_zarr.tasks import Limits
+    from dcp_zarr.value_sums import ValueSums
 
 MAX_PACKED_OBJECT_BYTES = 1 << 20
 """Larger objects are stored by their own rank."""
@@ -102,9 +105,11 @@ def complete(
     objects_codec = options.compression.codec(OBJECTS_PATH, 1, MAX_PACKED_OBJECT_BYTES)
     planned = (tensor_entry(layouts[fqn], plan, options) for fqn, plan in tensors.items())
     sink = target.open_last_sink(len(results), planned)
+    summed: list[tuple[str, SummedValues]] = []
     try:
-        cut = _cut_jobs(target, pieces.find_pieces(assignments), placement, tensors, options)
-        for fqn, nbytes in engine.write(cut, sink, limits).items():
+        cut = pieces.find_pieces(assignments)
+        jobs = _cut_jobs(target, cut, placement, tensors, options, summed)
+        for fqn, nbytes in engine.write(jobs, sink, limits).items():
             stored[str(fqn)] += nbytes
         entries, packed = _collect_objects(target, results, placement.paths)
         _check_own_arrays(target, entries, results)
@@ -114,8 +119,11 @@ def complete(
     finally:
         sink.close()
     _join(target, placement, assignments)
+    sums: Mapping[str, ValueSums] = {}
+    if options.statistics:
+        sums = joined_sums(target, [_written_parts(written) for written in results], summed)
     for fqn, plan in tensors.items():
-        entries[fqn] = tensor_entry(layouts[fqn], plan, options, stored[fqn])
+        entries[fqn] = tensor_entry(layouts[fqn], plan, options, stored[fqn], sums.get(fqn))
     target.commit(
         Schema(
             entries=tuple(entries[fqn] for fqn in order),
@@ -130,11 +138,15 @@ def complete(
 
 
 def tensor_entry(
-    array: ArrayLayout, plan: TensorPlan, options: SaveOptions, stored_nbytes: int = 0
+    array: ArrayLayout,
+    plan: TensorPlan,
+    options: SaveOptions,
+    stored_nbytes: int = 0,
+    sums: ValueSums | None = None,
 ) -> TensorEntry:
     """Return what the schema says of a tensor."""
     codec = options.codec(array)
-    return TensorEntry(array, plan.dtype, codec, plan.tiling, plan.properties, stored_nbytes)
+    return TensorEntry(array, plan.dtype, codec, plan.tiling, plan.properties, stored_nbytes, sums)
 
 
 def bytes_job(array: ArrayLayout, content: NDArray[np.uint8], codec: Codec) -> engine.WriteJob:
@@ -176,6 +188,11 @@ def _assignments(
                 rank=rank,
             )
     return assignments
+
+
+def _written_parts(written: Sequence[Written]) -> list[str]:
+    """Return the FQN of each part of a tensor that a rank wrote."""
+    return [item.fqn for item in written if item.region is not None]
 
 
 def _check_complete(
@@ -250,21 +267,21 @@ def _cut_jobs(
     placement: Placement,
     tensors: Mapping[str, TensorPlan],
     options: SaveOptions,
+    summed: list[tuple[str, SummedValues]],
 ) -> Iterator[engine.WriteJob]:
-    """Yield a job for each cut read chunk."""
+    """Yield a job for each cut read chunk; note what sums up its values, where that is wanted."""
     for fqn, read_chunks in cut.items():
-        array, dtype = placement.layouts[fqn], tensors[fqn].dtype.bits
+        array, dtype = placement.layouts[fqn], tensors[fqn].dtype
         codec, slab = options.codec(array), placement.slab(fqn, None)
         for read_chunk, staged in read_chunks.items():
             one = Region(read_chunk, (1,) * len(read_chunk))
-            yield engine.WriteJob(
-                array,
-                codec,
-                one,
-                partial(pieces.assemble, target, staged, dtype),
-                key=fqn,
-                slab=slab,
+            values: Callable[[Region], NDArray[Any]] = partial(
+                pieces.assemble, target, staged, dtype.bits
             )
+            if options.statistics:
+                values = SummedValues(values, dtype, array.shape)
+                summed.append((fqn, values))
+            yield engine.WriteJob(array, codec, one, values, key=fqn, slab=slab)
 
 
 def _collect_objects(

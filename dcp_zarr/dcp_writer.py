@@ -56,6 +56,7 @@ class DcpWriter(StorageWriter):
         write_chunk_bytes: int,
         sync_files: bool,
         dtype_encoding: str,
+        statistics: bool,
     ) -> None:
         super().__init__()
         check_count("memory_budget_bytes", memory_budget_bytes)
@@ -67,7 +68,7 @@ class DcpWriter(StorageWriter):
             raise OptionError(f"dtype_encoding={dtype_encoding!r} is neither 'native' nor 'bits'.")
         layout = LayoutOptions(read_chunk_bytes, write_chunk_bytes)
         rules = CompressionRules.parse(compression)
-        self._given = SaveOptions(rules, layout, dtype_encoding)
+        self._given = SaveOptions(rules, layout, dtype_encoding, statistics=statistics)
         self._overwrite = overwrite
         self._thread_count = thread_count
         self._memory_budget_bytes = memory_budget_bytes

@@ -87,7 +87,9 @@ def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> 
     if (np.diff(edges) <= 0).any():
         return Histogram(entry.fqn, (known.min, known.max), (finite,), known.nans, known.infs)
     count = partial(_counts_of, source=source, edges=edges, half=half)
-    ((_, counts),) = summed(((entry, box) for box in boxes(entry)), count, limits)
+    ((_, counts),) = summed(
+        ((entry, box) for box in boxes(entry)), count, partial(np.sum, axis=0), limits
+    )
     ends = tuple((edges / half).tolist())
     return Histogram(entry.fqn, ends, tuple(counts.tolist()), known.nans, known.infs)
 

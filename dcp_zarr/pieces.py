@@ -123,13 +123,20 @@ def assemble(
     for piece in pieces:
         nbytes = piece.region.volume * dtype.itemsize
         staged = target.read_staged(piece.rank, _PIECES, piece.offset, nbytes + CHECKSUM_BYTES)
-        _verify(staged[:nbytes], staged[nbytes:], piece.rank, target)
+        check_staged(staged[:nbytes], staged[nbytes:], piece.rank, target)
         part = np.frombuffer(staged, dtype, count=piece.region.volume)
         whole[piece.region.slices(box.offsets)] = part.reshape(piece.region.sizes)
     return whole
 
 
-def _verify(staged: bytes, crc: bytes, rank: int, target: Target) -> None:
+def check_staged(staged: bytes, crc: bytes, rank: int, target: Target) -> None:
+    """Raise unless what a rank staged has its checksum. Coordinator only.
+
+    Raises
+    ------
+    SaveError
+        With the rank.
+    """
     if checksum(staged) != crc:
         raise SaveError(
             f"What rank {rank} staged for {target.where!r} is not what the coordinator reads back: "
@@ -178,6 +185,6 @@ def staged_objects(target: Target, rank: int) -> Iterator[StagedObject]:
         offset += _RECORD.size
         size = 0 if kind == ARRAY else nbytes
         content = target.read_staged(rank, _OBJECTS, offset, size)
-        _verify(content, crc, rank, target)
+        check_staged(content, crc, rank, target)
         offset += size
         yield StagedObject(item, kind, nbytes, content)

@@ -44,6 +44,8 @@ class SaveOptions:
     dtype_encoding: str
     own_object_arrays: bool = True
     """Whether ranks store large objects themselves; else the coordinator stores all."""
+    statistics: bool = False
+    """Whether the values are summed up on their way."""
 
     def codec(self, array: ArrayLayout) -> Codec:
         """Return how an array's read chunks are compressed."""
@@ -53,7 +55,8 @@ class SaveOptions:
 
     def __str__(self) -> str:
         """Describe the options so that equal ones have equal descriptions."""
-        return f"{self.compression} {self.layout} dtype_encoding={self.dtype_encoding}"
+        encoded = f"{self.compression} {self.layout} dtype_encoding={self.dtype_encoding}"
+        return f"{encoded} statistics={self.statistics}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp_zarr import coordinator, engine, pieces, placement, tensors
 from dcp_zarr.canonical_json import json_text
+from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
 from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.staged_sums import stage_sums
+from dcp_zarr.value_sums import SummedValues, ValueSums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
 
     from dcp_zarr.container import Sink
     from dcp_zarr.placement import SaveOptions
-    from dcp_zarr.region import Region
+    from dcp_zarr.region import Region, Shape
     from dcp_zarr.slabs import Slab
     from dcp_zarr.tasks import Limits
+
+    Values = Callable[[Region], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +64,13 @@ class RankSave:
         self._options = options
         self._objects = pieces.ObjectStager(sink)
         self._object_sizes: dict[int, int] = {}
+        self._summed: dict[int, SummedValues] = {}
 
     def run(self, limits: Limits) -> list[WriteResult]:
         """Write everything; return a result for each item, in order."""
         stored = engine.write(self._jobs(), self._sink, limits)
+        if self._options.statistics:
+            stage_sums(self._sink, list(self._sums()))
         results = []
         done: tuple[int, tuple[int, ...] | None]
         for number, (item, assignment) in enumerate(self._items):
@@ -74,6 +82,22 @@ class RankSave:
                 nbytes = stored.get(number, 0)
             results.append(WriteResult(item.index, nbytes, done))
         return results
+
+    def _sums(self) -> Iterator[ValueSums]:
+        """Yield what each item that is a part of a tensor comes to, its pieces left out."""
+        for number, (_, assignment) in enumerate(self._items):
+            if not isinstance(assignment, str):
+                summed = self._summed.get(number)
+                yield ValueSums() if summed is None else summed.sums()
+
+    def _summed_up(self, number: int, item: WriteItem, values: Values, shape: Shape) -> Values:
+        """Return the values of an item, to be summed up on their way where that is wanted."""
+        if not self._options.statistics:
+            return values
+        assert item.tensor_data is not None  # noqa: S101
+        dtype = dtype_of(tensors.torch_name(item.tensor_data.properties.dtype))
+        self._summed[number] = SummedValues(values, dtype, shape)
+        return self._summed[number]
 
     def _jobs(self) -> Iterator[engine.WriteJob]:
         """Stage what the coordinator finishes; yield jobs for the rest."""
@@ -92,7 +116,7 @@ class RankSave:
                     array,
                     self._options.codec(array),
                     read_chunks,
-                    values,
+                    self._summed_up(number, item, values, array.shape),
                     key=number,
                     slab=assignment.slab,
                 )

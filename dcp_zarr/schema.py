@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dcp_zarr.codecs import Codec
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Tiling
+    from dcp_zarr.value_sums import ValueSums
 
 Keys = tuple[str | int, ...]
 
@@ -38,6 +39,8 @@ class TensorEntry:
     """What DCP records of the tensor besides, where it differs from torch's defaults."""
     stored_nbytes: int = 0
     """Bytes of its read chunks as stored, checksums included."""
+    sums: ValueSums | None = None
+    """What its values come to, where the save was asked to store that."""
 
     @property
     def fqn(self) -> str:

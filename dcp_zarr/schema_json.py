@@ -19,12 +19,13 @@ from dcp_zarr.layout import ArrayLayout
 from dcp_zarr.names import OBJECTS_PATH
 from dcp_zarr.region import MAX_REGIONS
 from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry
+from dcp_zarr.sums_json import sums_from_json, sums_to_json
 
 if TYPE_CHECKING:
     from dcp_zarr.region import Shape, Tiling
 
-FORMAT_VERSION = 1
-"""Version of the bytes that this release writes, and the newest that it reads."""
+FORMAT_VERSION = 2
+"""The newest version of the bytes; written only where statistics are stored, else version 1."""
 
 _MAX_AXES = 64
 MAX_LIST = 1 << 20
@@ -39,7 +40,7 @@ def schema_to_json(schema: Schema) -> dict[str, Json]:
     entries = [_entry_to_json(entry, codecs, schema.documents) for entry in schema.entries]
     planner_data = schema.planner_data
     content = {
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if _has_sums(schema) else 1,
         "save_id": schema.save_id,
         "producer": dict(schema.producer),
         "entries": entries,
@@ -53,6 +54,10 @@ def schema_to_json(schema: Schema) -> dict[str, Json]:
         "metadata_version": schema.metadata_version,
     }
     return {**content, "digest": digest(content)}
+
+
+def _has_sums(schema: Schema) -> bool:
+    return any(entry.sums is not None for entry in schema.tensors.values())
 
 
 def _packed_to_json(schema: Schema) -> Json:
@@ -95,6 +100,8 @@ def _entry_to_json(entry: Entry, codecs: list[Json], documents: Mapping[str, str
     }
     if entry.dtype.data_type != dtype_of(entry.dtype.torch_name).data_type:
         described["dtype_encoding"] = "bits"
+    if entry.sums is not None:
+        described["statistics"] = sums_to_json(entry.sums, entry.array.shape)
     return described
 
 
@@ -275,6 +282,7 @@ def _tensor_from_json(value: dict[str, Json], codecs: list[Codec]) -> TensorEntr
         tiling=_tiling(array.shape, value["tiling"]),
         properties=_mapping(value["properties"]),
         stored_nbytes=_count(value["stored_nbytes"]),
+        sums=sums_from_json(value["statistics"], array.shape) if "statistics" in value else None,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from itertools import groupby
 from math import nan, prod, sqrt
-from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from dcp_zarr import engine
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.region import Grid, Region, coordinates
 from dcp_zarr.tasks import Limits, in_order
-from dcp_zarr.value_sums import ValueSums, sums_of
+from dcp_zarr.value_sums import ValueSums, joined, sums_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,9 +65,9 @@ class TensorStatistics:
 
 
 def statistics(
-    entries: Sequence[TensorEntry], source: Source, limits: Limits
+    entries: Sequence[TensorEntry], source: Source, limits: Limits, *, stored: bool = True
 ) -> Iterator[TensorStatistics]:
-    """Read tensors, and yield what their values are like, in order.
+    """Yield what the values of tensors are like, in order.
 
     Parameters
     ----------
@@ -78,15 +77,20 @@ def statistics(
         Where they are.
     limits
         Threads; each has one box of a tensor in memory.
+    stored
+        Read no tensor whose statistics are stored.
 
     Raises
     ------
     CorruptionError
         If stored bytes are lost or changed.
     """
-    tasks = ((entry, box) for entry in entries for box in boxes(entry))
-    for entry, sums in summed(tasks, partial(_sums_of, source=source), limits):
-        yield _finished(entry, sums)
+    known = [entry.sums if stored else None for entry in entries]
+    unread = [entry for entry, sums in zip(entries, known, strict=True) if sums is None]
+    tasks = ((entry, box) for entry in unread for box in boxes(entry))
+    read = summed(tasks, partial(_sums_of, source=source), joined, limits)
+    for entry, sums in zip(entries, known, strict=True):
+        yield _finished(entry, next(read)[1] if sums is None else sums)
 
 
 Item = TypeVar("Item")
@@ -96,13 +100,14 @@ Sums = TypeVar("Sums")
 def summed(
     tasks: Iterable[tuple[Item, Region]],
     sum_up: Callable[[tuple[Item, Region]], Sums],
+    join: Callable[[list[Sums]], Sums],
     limits: Limits,
 ) -> Iterator[tuple[Item, Sums]]:
-    """Add up what is known of the boxes of each item, which stand together; in order."""
+    """Join what is known of the boxes of each item, which stand together; in order."""
     parts = in_order(tasks, sum_up, limits.thread_count)
     for _, together in groupby(parts, key=lambda part: id(part[0][0])):
-        (task, first), *rest = together
-        yield task[0], reduce(add, (sums for _, sums in rest), first)
+        tasks_done, sums = zip(*together, strict=True)
+        yield tasks_done[0][0], join(list(sums))
 
 
 def boxes(entry: TensorEntry) -> Iterator[Region]:

@@ -6,10 +6,10 @@ Knows bits and dtypes; no containers, and no torch.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,20 @@ BLOCK_ELEMENTS = 1 << 15
 """Elements that are summed up at once: a core's cache holds their copies."""
 _ROW = 1 << 13
 """Elements of a dot product: of longer ones OpenBLAS makes threads of its own."""
+_NOWHERE = np.iinfo(np.int64).max
 _MOST_MEAN = 0.9
 """Part of the sum of squares up to which the mean is subtracted from it without loss."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValueSums:
+RECORD = np.dtype(
+    [(name, "<i8") for name in ("finite", "nans", "infs", "zeros")]
+    + [(name, "<f8") for name in ("min", "max", "mean", "squares")]
+    + [("abs_max_at", "<i8")]
+)
+"""The fields of `ValueSums` as bytes."""
+
+
+class ValueSums(NamedTuple):
     """What is known of a part of a tensor; complex values count by their absolute values.
 
     `min` to `squares` are those of the finite values, and mean nothing where there is none.
@@ -60,24 +68,47 @@ class ValueSums:
         """The largest absolute value."""
         return max(-self.min, self.max)
 
-    def __add__(self, other: ValueSums) -> ValueSums:
-        """Join two parts (Chan, Golub and LeVeque 1979)."""
-        finite = self.finite + other.finite
-        part = other.finite / finite if finite else 0.0
-        apart = other.mean - self.mean if self.finite and other.finite else 0.0
-        abs_max = max(self.abs_max, other.abs_max)
-        places = [s.abs_max_at for s in (self, other) if s.abs_max_at >= 0 and s.abs_max == abs_max]
-        return ValueSums(
-            finite,
-            self.nans + other.nans,
-            self.infs + other.infs,
-            self.zeros + other.zeros,
-            min(self.min, other.min),
-            max(self.max, other.max),
-            self.mean * (1 - part) + other.mean * part,
-            self.squares + other.squares + apart * apart * self.finite * part,
-            min(places, default=-1),
-        )
+
+def joined(parts: Sequence[ValueSums]) -> ValueSums:
+    """Join the sums of some parts of a tensor; places are in the same order in all."""
+    if len(parts) == 1:
+        return parts[0]
+    return ValueSums(*join(np.array(parts, RECORD), [0])[0].item())
+
+
+@np.errstate(over="ignore")
+def join(parts: NDArray[Any], starts: Sequence[int]) -> NDArray[Any]:
+    """Join sums group by group.
+
+    Parameters
+    ----------
+    parts
+        Sums as `RECORD`, those of a group together.
+    starts
+        Where each group begins, ascending; none is empty.
+    """
+    whole = np.empty(len(starts), RECORD)
+    for name in ("finite", "nans", "infs", "zeros"):
+        whole[name] = np.add.reduceat(parts[name], starts)
+    whole["min"] = np.minimum.reduceat(parts["min"], starts)
+    whole["max"] = np.maximum.reduceat(parts["max"], starts)
+    sizes = np.diff([*starts, len(parts)])
+
+    def of_group(values: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(values, sizes)
+
+    weights = parts["finite"] / of_group(np.maximum(whole["finite"], 1))
+    whole["mean"] = np.add.reduceat(weights * parts["mean"], starts)
+    apart = np.where(parts["finite"] > 0, parts["mean"] - of_group(whole["mean"]), 0.0)
+    squares = parts["squares"] + parts["finite"] * apart * apart
+    whole["squares"] = np.add.reduceat(squares, starts)
+    abs_max = np.maximum(-parts["min"], parts["max"])
+    largest = of_group(np.maximum.reduceat(abs_max, starts))
+    is_there = (abs_max == largest) & (parts["abs_max_at"] >= 0)
+    places = np.where(is_there, parts["abs_max_at"], _NOWHERE)
+    at = np.minimum.reduceat(places, starts)
+    whole["abs_max_at"] = np.where(at == _NOWHERE, -1, at)
+    return whole
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -95,17 +126,49 @@ def sums_of(bits: NDArray[Any], dtype: DType, box: Region, shape: Shape) -> Valu
     shape
         Of the tensor.
     """
-    row, sums = bits.reshape(-1), ValueSums()
+    row, parts, record = bits.reshape(-1), [ValueSums()], -inf
     for start in range(0, row.size, BLOCK_ELEMENTS):
         values = floats(row[start : start + BLOCK_ELEMENTS], dtype)
-        sums += _sums_of_block(values, start, sums.abs_max)
+        parts.append(_sums_of_block(values, start, record))
+        record = max(record, parts[-1].abs_max)
+    sums = joined(parts[1:] or parts)
     if sums.abs_max_at < 0:
         return sums
     inside = np.unravel_index(sums.abs_max_at, box.sizes)
     at = 0
     for position, offset, length in zip(inside, box.offsets, shape, strict=True):
         at = at * length + int(position) + offset
-    return replace(sums, abs_max_at=at)
+    return sums._replace(abs_max_at=at)
+
+
+class SummedValues:
+    """Gives values as another function does, and sums up those that it gave; in any thread.
+
+    Parameters
+    ----------
+    values
+        Gives the bits in a box of a tensor; for each box once.
+    dtype
+        What they are.
+    shape
+        Of the tensor.
+    """
+
+    def __init__(
+        self, values: Callable[[Region], NDArray[Any]], dtype: DType, shape: Shape
+    ) -> None:
+        self._values, self._dtype, self._shape = values, dtype, shape
+        self._parts: dict[Shape, ValueSums] = {}
+
+    def __call__(self, box: Region) -> NDArray[Any]:
+        """Return the bits in a box, one after the other."""
+        bits = np.ascontiguousarray(self._values(box))
+        self._parts[box.offsets] = sums_of(bits, self._dtype, box, self._shape)
+        return bits
+
+    def sums(self) -> ValueSums:
+        """Return the sums of all boxes, whatever thread was first."""
+        return joined([self._parts[offsets] for offsets in sorted(self._parts)] or [ValueSums()])
 
 
 class _Scratch(threading.local):

@@ -41,6 +41,8 @@ class ZarrStorageWriter(DcpWriter):
     dtype_encoding
         ``"native"``; or ``"bits"`` to store bfloat16 and float8 as unsigned integers, which
         readers without dcp_zarr can list.
+    statistics
+        Store with each tensor what its values are like, so that `Checkpoint.stats` reads none.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class ZarrStorageWriter(DcpWriter):
         write_chunk_bytes: int = WRITE_CHUNK_BYTES,
         sync_files: bool = True,
         dtype_encoding: str = "native",
+        statistics: bool = False,
     ) -> None:
         super().__init__(
             path,
@@ -79,6 +82,7 @@ class ZarrStorageWriter(DcpWriter):
             write_chunk_bytes=write_chunk_bytes,
             sync_files=sync_files,
             dtype_encoding=dtype_encoding,
+            statistics=statistics,
         )
 
 
@@ -106,6 +110,8 @@ class HDF5StorageWriter(DcpWriter):
         Make everything durable (fsync) before the checkpoint becomes visible.
     dtype_encoding
         ``"native"``; or ``"bits"`` to store bfloat16 and float8 as unsigned integers.
+    statistics
+        Store with each tensor what its values are like, so that `Checkpoint.stats` reads none.
 
     Raises
     ------
@@ -135,6 +141,7 @@ class HDF5StorageWriter(DcpWriter):
         read_chunk_bytes: int = READ_CHUNK_BYTES,
         sync_files: bool = True,
         dtype_encoding: str = "native",
+        statistics: bool = False,
     ) -> None:
         super().__init__(
             path,
@@ -146,4 +153,5 @@ class HDF5StorageWriter(DcpWriter):
             write_chunk_bytes=WRITE_CHUNK_BYTES,
             sync_files=sync_files,
             dtype_encoding=dtype_encoding,
+            statistics=statistics,
         )

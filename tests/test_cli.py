@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,6 +70,15 @@ def test_stats_and_their_order(path):
     assert [row["fqn"] for row in rows] == ["model.w", "model.b[0]", "nan"]
     assert rows[2]["mean"] is None
     assert run("stats", path, "--sort", "nans").splitlines()[2].startswith("nan")
+
+
+def test_stats_reads_what_is_stored_only_when_told():
+    dcp_zarr.save({"w": torch.ones(3)}, "with.zarr", statistics=True)
+    stored = run("stats", "with.zarr")
+    assert run("stats", "with.zarr", "--read") == stored
+    next(Path("with.zarr/w").glob("c*")).unlink()
+    assert run("stats", "with.zarr") == stored
+    run("stats", "with.zarr", "--read", code=1)
 
 
 def test_diff_tells_what_differs_and_exits_with_1(path):

@@ -46,12 +46,14 @@ def cached_save(state, writer):
 def test_cached_plans_write_the_values_of_each_save_where_it_says(path):
     for step in range(3):
         state = {"w": torch.full((300, 300), float(step)), "step": step}
-        metadata = cached_save(state, dcp_zarr.storage_writer(f"{step}-{path}"))
+        writer = dcp_zarr.storage_writer(f"{step}-{path}", statistics=True)
+        metadata = cached_save(state, writer)
         assert metadata == dcp_zarr.storage_reader(f"{step}-{path}").read_metadata()
     for step in range(3):
         loaded = dcp_zarr.load(f"{step}-{path}")
         assert loaded["step"] == step
         assert (loaded["w"] == step).all()
+        assert dcp_zarr.open_checkpoint(f"{step}-{path}").stats()[0].mean == step
 
 
 @pytest.mark.usefixtures("_fresh_plan_cache")
@@ -109,13 +111,15 @@ def save_asynchronously(rank, count, kind, path):
     options = {"async_checkpointer_type": dcp.state_dict_saver.AsyncCheckpointerType[kind]}
     futures = []
     for step in range(2):
-        writer = dcp_zarr.storage_writer(f"{step}-{path}")
+        writer = dcp_zarr.storage_writer(f"{step}-{path}", statistics=True)
         futures.append(dcp.async_save(state, storage_writer=writer, **options))
         state["w"].to_local().add_(100)  # after staging: must not be seen by the save
         futures[-1].result()
     if rank == 0:
         for step in range(2):
             assert torch.equal(dcp_zarr.load(f"{step}-{path}")["w"], local + 100 * step)
+            (found,) = dcp_zarr.open_checkpoint(f"{step}-{path}").stats()
+            assert (found.min, found.max) == (100 * step, 11 + 100 * step)
 
 
 @pytest.mark.dist

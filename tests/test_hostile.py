@@ -42,6 +42,35 @@ MUTATIONS = {
 }
 
 
+SUMS = {
+    "nans": 0, "infs": 0, "zeros": 0, "min": 1.0, "max": 1.0, "mean": 1.0, "squares": 0.0,
+    "abs_max_at": [0, 0],
+}  # fmt: skip
+"""What the fixture's tensor comes to."""
+STATISTICS = {
+    "text": "none",
+    "list": [SUMS],
+    "null": None,
+    "a member missing": {key: value for key, value in SUMS.items() if key != "mean"},
+    "boolean count": SUMS | {"nans": True},
+    "negative count": SUMS | {"infs": -1},
+    "fractional count": SUMS | {"zeros": 0.5},
+    "more than there are": SUMS | {"nans": 2**70},
+    "more zeros than there are": SUMS | {"zeros": 4097},
+    "nothing finite with a mean": SUMS | {"nans": 4096},
+    "number of text": SUMS | {"min": "1.0"},
+    "number beyond float64": SUMS | {"max": 10**400},
+    "boolean number": SUMS | {"mean": True},
+    "no mean": SUMS | {"mean": None},
+    "least above largest": SUMS | {"min": 2.0},
+    "negative squares": SUMS | {"squares": -1.0},
+    "place of other axes": SUMS | {"abs_max_at": [0]},
+    "place outside": SUMS | {"abs_max_at": [0, 64]},
+    "place before": SUMS | {"abs_max_at": [-1, 0]},
+    "no place": SUMS | {"abs_max_at": None},
+}
+
+
 @pytest.fixture
 def checkpoint(_in_temporary_directory):
     state = {"w": torch.ones(64, 64), "o": (1, 2)}
@@ -59,7 +88,27 @@ def touch_everything():
 
 @pytest.mark.parametrize(("where", "value"), MUTATIONS.values(), ids=MUTATIONS)
 def test_a_schema_that_lies_is_refused(checkpoint, where, value):
-    document = json.loads(checkpoint.read_bytes())
+    change(checkpoint, where, value)
+    with pytest.raises(dcp_zarr.DcpZarrError):
+        touch_everything()
+
+
+def test_statistics_that_are_right_are_taken(checkpoint):
+    change(checkpoint, (*ARRAY, "statistics"), SUMS)
+    with dcp_zarr.open_checkpoint("x.zarr") as opened:
+        assert list(opened.stats()) == list(opened.stats(stored=False))
+
+
+@pytest.mark.parametrize("value", STATISTICS.values(), ids=STATISTICS)
+def test_statistics_that_no_values_have_are_damage(checkpoint, value):
+    change(checkpoint, (*ARRAY, "statistics"), value)
+    with pytest.raises(dcp_zarr.CorruptionError, match="The schema in 'x.zarr' is not valid"):
+        dcp_zarr.open_checkpoint("x.zarr")
+
+
+def change(root, where, value):
+    """Put a value into the schema, with the digest that belongs to it."""
+    document = json.loads(root.read_bytes())
     schema = document["attributes"]["dcp_zarr"]
     node = schema
     for key in where[:-1]:
@@ -67,9 +116,7 @@ def test_a_schema_that_lies_is_refused(checkpoint, where, value):
     node[where[-1]] = value
     del schema["digest"]
     schema["digest"] = digest(schema)
-    checkpoint.write_text(json.dumps(document))
-    with pytest.raises(dcp_zarr.DcpZarrError):
-        touch_everything()
+    root.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize(

@@ -255,9 +255,9 @@ def test_a_changed_root_is_refused():
 def test_a_newer_format_is_refused():
     indexed_checkpoint()
     document = Path("x.zarr/zarr.json")
-    document.write_text(document.read_text().replace('"format_version":1', '"format_version":2'))
+    document.write_text(document.read_text().replace('"format_version":1', '"format_version":3'))
     with pytest.raises(
-        dcp_zarr.FormatError, match="has format version 2; this dcp_zarr reads up to 1"
+        dcp_zarr.FormatError, match="has format version 3; this dcp_zarr reads up to 2"
     ):
         dcp_zarr.open_checkpoint("x.zarr")
 

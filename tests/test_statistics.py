@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dcp_zarr
-from dcp_zarr import engine
+from dcp_zarr import engine, value_sums
 from dcp_zarr.dtypes import dtype_of
-from dcp_zarr.value_sums import sums_of
 from tests import ranks
 from tests.ranks import parts
 from tests.test_dtypes import DTYPES, every_pattern
@@ -81,10 +80,10 @@ def test_parts_sum_up_to_the_whole(values, cut):
 
     def sums(part, start):
         box = dcp_zarr.Region((start,), (part.size,))
-        return sums_of(part.view(np.uint64), dtype_of("float64"), box, array.shape)
+        return value_sums.sums_of(part.view(np.uint64), dtype_of("float64"), box, array.shape)
 
     whole = sums(array, 0)
-    joined = sums(array[:cut], 0) + sums(array[cut:], min(cut, array.size))
+    joined = value_sums.joined([sums(array[:cut], 0), sums(array[cut:], min(cut, array.size))])
     assert (joined.finite, joined.zeros) == (whole.finite, whole.zeros)
     assert joined.mean == pytest.approx(whole.mean, abs=1e-9)
     assert joined.squares == pytest.approx(whole.squares, abs=1e-6)
