@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
+from dcp_zarr import tensors
 from dcp_zarr.checkpoint import open_checkpoint
 from dcp_zarr.containers.by_path import is_hdf5
 from dcp_zarr.errors import DcpZarrError, OptionError
