@@ -19,6 +19,7 @@ from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import Objects, object_row
 from dcp_zarr.schema import ObjectEntry
+from dcp_zarr.pictures.tree import Tree, summary_tree
 from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
 from dcp_zarr.tensor_statistics import TensorStatistics, statistics
@@ -286,13 +287,13 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """Return the number of tensors."""
         return len(self._entries)
 
-    def tree(self) -> display.Tree:
+    def tree(self) -> Tree:
         """Return all entries as a tree."""
-        return display.Tree(self._rows(), self._title())
+        return Tree(self._rows(), self._title())
 
     def __repr__(self) -> str:
         """Draw the first lines of the tree."""
-        return str(display.summary_tree(self._rows(), self._title()))
+        return str(summary_tree(self._rows(), self._title()))
 
     def _repr_html_(self) -> str:
         """Draw the tree as HTML."""

@@ -165,14 +165,17 @@ class LazyTensor:
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""
-        return display.Row(self.fqn, self.torch_dtype, self.shape, self.nbytes, self.stored_nbytes)
+        codec = dict(self._entry.codec.configuration).get("cname", self._entry.codec.name)
+        return display.Row(
+            self.fqn, self.torch_dtype, self.shape, self.nbytes, self.stored_nbytes, codec=codec
+        )
 
     def __repr__(self) -> str:
         """Describe the tensor; nothing is read."""
-        codec = dict(self._entry.codec.configuration).get("cname", self._entry.codec.name)
+        row = self.row()
         return (
-            f"LazyTensor {self.fqn!r} {self.row().summary()}, {display.size(self.stored_nbytes)} "
-            f"stored with {codec}; index it to read: [...] reads all"
+            f"LazyTensor {self.fqn!r} {row.summary()}, {display.size(self.stored_nbytes)} "
+            f"stored with {row.codec}; index it to read: [...] reads all"
         )
 
 
