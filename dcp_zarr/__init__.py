@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from dcp_zarr.histogram import Histogram
     from dcp_zarr.lazy_tensor import LazyTensor
+    from dcp_zarr.pictures.picture import Picture
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
@@ -57,6 +58,7 @@ __all__ = [
     "LazyTensor",
     "LoadReport",
     "OptionError",
+    "Picture",
     "Region",
     "SafeLoadPlanner",
     "SaveError",
@@ -87,6 +89,7 @@ _MODULES = {
     "comparison": ("TensorDifference",),
     "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),
+    "pictures.picture": ("Picture",),
     "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),
     "region": ("Region",),

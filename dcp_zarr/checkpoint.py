@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
-from dcp_zarr import display, names
+from dcp_zarr import display, layer_maps, names
 from dcp_zarr.comparison import TensorDifference, differences
 from dcp_zarr.containers.by_path import open_source
 from dcp_zarr.errors import (
@@ -17,6 +17,7 @@ from dcp_zarr.errors import (
 )
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.local_files import local_path
+from dcp_zarr.moments import update_sizes
 from dcp_zarr.objects import Objects, object_row
 from dcp_zarr.schema import ObjectEntry
 from dcp_zarr.pictures.tree import Tree, summary_tree
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
     from dcp_zarr.container import Source
+    from dcp_zarr.pictures.picture import Picture
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -253,6 +255,60 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
             self._entries, new._entries, (self._source, new._source), Limits.of(thread_count)
         )
         return Table(TensorDifference, found, f"{self.path} -> {new.path}")
+
+    def layer_map(
+        self,
+        quantity: str = "std",
+        older: Checkpoint | None = None,
+        *,
+        thread_count: int | None = None,
+    ) -> Picture:
+        """Draw a number of each tensor: layers are rows, kinds of tensors columns.
+
+        Parameters
+        ----------
+        quantity
+            ``"std"``, ``"abs_max"``, ``"zeros"`` (the share of them), ``"norm"``, or ``"drift"``:
+            the norm of the change since an older checkpoint, over the norm then.
+        older
+            The older checkpoint; for drift.
+        thread_count
+            Threads that read; by default this process' share of the cores.
+
+        Raises
+        ------
+        OptionError
+            If there is no such quantity, or it does not go with `older`.
+        CorruptionError
+            If stored bytes are lost or changed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> state = {f"layers.{n}.w": torch.randn(3, 4) for n in range(2)}
+        >>> _ = dcp_zarr.save(state, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr").layer_map("std").save("std.svg")
+        """
+        layer_maps.check_quantity(quantity, compared=older is not None)
+        if older is not None:
+            return layer_maps.of_differences(older.diff(self, thread_count=thread_count))
+        return layer_maps.of_statistics(self.iter_stats(thread_count=thread_count), quantity)
+
+    def update_map(self, *, thread_count: int | None = None) -> Picture:
+        """Draw how large Adam's last update of each parameter was, as a layer map.
+
+        It is the root mean square of ``exp_avg / (sqrt(exp_avg_sq) + 1e-8)``: about 0.1 to 0.3
+        while gradients are mostly noise, nearer to 1 the more they agree from step to step.
+
+        Raises
+        ------
+        OptionError
+            If there are no tensors ``X.exp_avg`` and ``X.exp_avg_sq``.
+        CorruptionError
+            If stored bytes are lost or changed.
+        """
+        found = update_sizes(self._entries, self._source, Limits.of(thread_count))
+        return layer_maps.of_updates(found, self.path)
 
     @property
     def nbytes(self) -> int:

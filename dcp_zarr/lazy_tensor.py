@@ -10,6 +10,8 @@ import numpy as np
 from dcp_zarr import display, engine
 from dcp_zarr.errors import OptionError
 from dcp_zarr.histogram import Histogram, histogram
+from dcp_zarr.pictures import grids
+from dcp_zarr.pooling import pooled
 from dcp_zarr.region import Region
 from dcp_zarr.spectrum import Spectrum, spectrum
 from dcp_zarr.tasks import Limits
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.container import Source
+    from dcp_zarr.pictures.picture import Picture
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import TensorEntry
 
@@ -162,6 +165,29 @@ class LazyTensor:
         ((4.0, 3.0), 5.0, 1.5625)
         """
         return spectrum(self._entry, self._source, Limits.of(thread_count))
+
+    def heat_map(self, *, thread_count: int | None = None) -> Picture:
+        """Draw the largest absolute value of each part, in 256 x 256 cells at most.
+
+        The first axis is rows, all others are columns together. What is not finite is red. All is
+        read, in bounded memory.
+
+        Raises
+        ------
+        OptionError
+            If the tensor has no elements.
+        CorruptionError
+            If stored bytes are lost or changed.
+        """
+        cells = pooled(self._entry, self._source, Limits.of(thread_count))
+        if not cells.size:
+            raise OptionError(f"Tensor {self.fqn!r} of shape {self.shape} has no values to draw.")
+        return grids.heat_map(cells, self.shape, f"{self.fqn}: largest absolute values")
+
+    def region_map(self) -> Picture:
+        """Draw the regions in which the ranks saved the tensor, numbered in their order."""
+        boxes = [(region.offsets, region.sizes) for region in self.regions]
+        return grids.region_map(boxes, self.shape, f"{self.fqn}: regions")
 
     def row(self) -> display.Row:
         """Return what is shown of the tensor."""

@@ -6,8 +6,10 @@ import errno
 import os
 import re
 import threading
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcp_zarr.errors import OptionError
@@ -63,6 +65,31 @@ def read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
         offset += got
         pending = _advanced(pending, got)
     return offset - start
+
+
+def write_page(path: str | os.PathLike[str], text: str, suffixes: Sequence[str]) -> None:
+    """Write a text file in one act: what stood there is replaced whole, or stays.
+
+    Raises
+    ------
+    OptionError
+        If the path has another suffix, so that no checkpoint is replaced; if it is a directory, or
+        in none.
+    """
+    target = Path(os.path.realpath(local_path(path)))
+    if target.suffix.lower() not in suffixes:
+        raise OptionError(f"{os.fspath(path)!r} does not end in {' or '.join(suffixes)}.")
+    if target.is_dir():
+        raise OptionError(f"{os.fspath(path)!r} is a directory; name a file in it.")
+    if not target.parent.is_dir():
+        raise OptionError(f"There is no directory {str(target.parent)!r} to write into; make it.")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        partial.write_text(text, "utf-8")
+        sync_path(partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class BackgroundSync:
