@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
-    from dcp_zarr.checkpoint import Checkpoint, is_complete, open_checkpoint
+    from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.comparison import TensorDifference
     from dcp_zarr.errors import (
         CheckpointExistsError,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from dcp_zarr.histogram import Histogram
     from dcp_zarr.lazy_tensor import LazyTensor
+    from dcp_zarr.opening import is_complete, open_checkpoint
     from dcp_zarr.pictures.picture import Picture
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
@@ -85,7 +86,8 @@ __all__ = [
 
 _MODULES = {
     "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
-    "checkpoint": ("Checkpoint", "is_complete", "open_checkpoint"),
+    "checkpoint": ("Checkpoint",),
+    "opening": ("is_complete", "open_checkpoint"),
     "comparison": ("TensorDifference",),
     "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),

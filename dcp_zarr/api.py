@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from dcp_zarr import tensors
-from dcp_zarr.checkpoint import open_checkpoint
 from dcp_zarr.containers.by_path import is_hdf5
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
 from dcp_zarr.local_files import local_path
+from dcp_zarr.opening import open_checkpoint
 from dcp_zarr.planners import LoadReport, SafeLoadPlanner
 from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
 from dcp_zarr.tasks import MEMORY_BUDGET_BYTES

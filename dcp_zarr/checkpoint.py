@@ -1,26 +1,19 @@
-"""Opening a checkpoint: names, shapes and slices. numpy is enough; torch comes in on request."""
+"""A checkpoint that is open: names, shapes and slices. numpy is enough; torch comes on request."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 from dcp_zarr import display, layer_maps, names
 from dcp_zarr.comparison import TensorDifference, differences
-from dcp_zarr.containers.by_path import open_source
-from dcp_zarr.errors import (
-    CheckpointNotFoundError,
-    IncompleteCheckpointError,
-    TensorNotFoundError,
-)
+from dcp_zarr.errors import TensorNotFoundError
 from dcp_zarr.lazy_tensor import LazyTensor
-from dcp_zarr.local_files import local_path
 from dcp_zarr.moments import update_sizes
 from dcp_zarr.objects import Objects, object_row
-from dcp_zarr.schema import ObjectEntry
 from dcp_zarr.pictures.tree import Tree, summary_tree
+from dcp_zarr.schema import ObjectEntry
 from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
 from dcp_zarr.tensor_statistics import TensorStatistics, statistics
@@ -34,56 +27,6 @@ if TYPE_CHECKING:
 
     from dcp_zarr.container import Source
     from dcp_zarr.pictures.picture import Picture
-
-
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint to look at it or to read parts. No process group, no torch.
-
-    Only the schema is read.
-
-    Parameters
-    ----------
-    path
-        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file. Or of what
-        others did: a directory of torch's DCP, a file of ``torch.save``, a safetensors file or a
-        directory of them; nothing in these is run, and they have no checksums.
-
-    Raises
-    ------
-    CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
-        If there is none that can be read.
-    UnsupportedTensorError
-        If it holds a tensor of a dtype that torch does not have.
-
-    Examples
-    --------
-    >>> import dcp_zarr, torch
-    >>> _ = dcp_zarr.save({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, "step-1.zarr")
-    >>> checkpoint = dcp_zarr.open_checkpoint("step-1.zarr")
-    >>> checkpoint["model.w"][1]
-    tensor([3., 4., 5.])
-    """
-    return Checkpoint(open_source(local_path(path)))
-
-
-def is_complete(path: str | os.PathLike[str]) -> bool:
-    """Say whether a committed checkpoint stands at a path; its values are not read.
-
-    Raises
-    ------
-    CorruptionError, FormatError
-        If something stands there that is no whole checkpoint of a version that can be read.
-
-    Examples
-    --------
-    >>> is_complete("step-999.zarr")
-    False
-    """
-    try:
-        open_checkpoint(path).close()
-    except (CheckpointNotFoundError, IncompleteCheckpointError):
-        return False
-    return True
 
 
 class Checkpoint(Mapping[str, "LazyTensor"]):

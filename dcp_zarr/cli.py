@@ -9,17 +9,20 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from math import isfinite
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import Progress, track
 
-from dcp_zarr.checkpoint import Checkpoint, open_checkpoint
 from dcp_zarr.errors import DcpZarrError, OptionError
+from dcp_zarr.opening import open_checkpoint
 from dcp_zarr.table import Table
 from dcp_zarr.tensor_statistics import TensorStatistics
+
+if TYPE_CHECKING:
+    from dcp_zarr.checkpoint import Checkpoint
 
 app = typer.Typer(
     help="Look into checkpoints: what dcp_zarr saved, torch's own, and safetensors.",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr.tasks import Limits, in_order
-from dcp_zarr.tensor_statistics import BLOCK_ELEMENTS, as_float64, boxes, read_box
+from dcp_zarr.tensor_statistics import as_float64, boxes, read_box
+from dcp_zarr.value_sums import BLOCK_ELEMENTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

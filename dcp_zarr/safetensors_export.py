@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcp_zarr import display
-from dcp_zarr.checkpoint import Checkpoint, open_checkpoint
+from dcp_zarr.checkpoint import Checkpoint
 from dcp_zarr.commit import LocalCommit
 from dcp_zarr.errors import (
     CheckpointExistsError,
@@ -23,6 +23,7 @@ from dcp_zarr.errors import (
     UnsupportedTensorError,
 )
 from dcp_zarr.local_files import local_path, sync_path
+from dcp_zarr.opening import open_checkpoint
 from dcp_zarr.safetensors_file import NamedTensor, split, write_file
 from dcp_zarr.safetensors_format import METADATA_NAME, NAMES
 from dcp_zarr.tasks import Limits, check_count

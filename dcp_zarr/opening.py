@@ -1,0 +1,60 @@
+"""Opening a checkpoint by its path. numpy is enough."""
+
+from __future__ import annotations
+
+import os
+
+from dcp_zarr.checkpoint import Checkpoint
+from dcp_zarr.containers.by_path import open_source
+from dcp_zarr.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from dcp_zarr.local_files import local_path
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint to look at it or to read parts. No process group, no torch.
+
+    Only the schema is read.
+
+    Parameters
+    ----------
+    path
+        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file. Or of what
+        others did: a directory of torch's DCP, a file of ``torch.save``, a safetensors file or a
+        directory of them; nothing in these is run, and they have no checksums.
+
+    Raises
+    ------
+    CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
+        If there is none that can be read.
+    UnsupportedTensorError
+        If it holds a tensor of a dtype that torch does not have.
+
+    Examples
+    --------
+    >>> import dcp_zarr, torch
+    >>> _ = dcp_zarr.save({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, "step-1.zarr")
+    >>> checkpoint = dcp_zarr.open_checkpoint("step-1.zarr")
+    >>> checkpoint["model.w"][1]
+    tensor([3., 4., 5.])
+    """
+    return Checkpoint(open_source(local_path(path)))
+
+
+def is_complete(path: str | os.PathLike[str]) -> bool:
+    """Say whether a committed checkpoint stands at a path; its values are not read.
+
+    Raises
+    ------
+    CorruptionError, FormatError
+        If something stands there that is no whole checkpoint of a version that can be read.
+
+    Examples
+    --------
+    >>> is_complete("step-999.zarr")
+    False
+    """
+    try:
+        open_checkpoint(path).close()
+    except (CheckpointNotFoundError, IncompleteCheckpointError):
+        return False
+    return True
