@@ -414,7 +414,7 @@ def of(dtype="F32", shape=(4,), offsets=(0, 16)):
 
 
 HEADERS = {
-    "an unknown dtype": (header(of("F4")), "torch has not"),
+    "an unknown dtype": (header(of("F6_E2M3")), "torch has not"),
     "bytes beyond the end": (header(of(shape=(8,), offsets=(0, 32))), "it was cut off"),
     "other bytes than the shape says": (header(of(shape=(5,))), "not as many bytes"),
     "negative numbers": (header(of(shape=(-4,), offsets=(16, 0))), "no valid shape"),

@@ -21,37 +21,18 @@ from dcp_zarr.containers.foreign.foreign_source import (
     placed_tensor,
 )
 from dcp_zarr.containers.foreign.strided import Strided
-from dcp_zarr.dtypes import dtype_of
+from dcp_zarr.dtypes import PACKED, dtype_of
 from dcp_zarr.errors import CorruptionError, FormatError, UnsupportedTensorError
 from dcp_zarr.region import Region
+from dcp_zarr.safetensors_format import METADATA_NAME, NAMES
 
 _SIZE = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 """The bound of the format's own library."""
 _MAX_AXES = 64
 
-TORCH_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "C64": "complex64",
-}
-"""Dtypes of the format by name, and torch's; sub-byte ones are not read."""
+TORCH_DTYPES = {name: torch_dtype for torch_dtype, name in NAMES.items()}
+"""Torch's dtype for each of the format's."""
 
 
 def is_safetensors(begins: bytes) -> bool:
@@ -184,7 +165,7 @@ def read_header(file: BinaryIO, start: int, end: int, path: str) -> dict[str, tu
         found = {
             fqn: _tensor(fqn, told, first, path)
             for fqn, told in header.items()
-            if fqn != "__metadata__"
+            if fqn != METADATA_NAME
         }
     except UnsupportedTensorError:
         raise
@@ -218,6 +199,8 @@ def _tensor(fqn: str, told: Any, first: int, path: str) -> tuple[str, Strided]: 
         )
     torch_dtype = TORCH_DTYPES[told["dtype"]]
     shape, (begin, end) = tuple(told["shape"]), told["data_offsets"]
+    if torch_dtype in PACKED and shape:  # the format counts values, two in a byte
+        shape = (*shape[:-1], shape[-1] // 2)
     numbers = (*shape, begin, end)
     if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
         raise ValueError(f"{fqn!r} has no valid shape and place")
