@@ -126,19 +126,21 @@ def sums_of(bits: NDArray[Any], dtype: DType, box: Region, shape: Shape) -> Valu
     shape
         Of the tensor.
     """
-    row, parts, record = bits.reshape(-1), [ValueSums()], -inf
-    for start in range(0, row.size, BLOCK_ELEMENTS):
-        values = floats(row[start : start + BLOCK_ELEMENTS], dtype)
-        parts.append(_sums_of_block(values, start, record))
-        record = max(record, parts[-1].abs_max)
-    sums = joined(parts[1:] or parts)
-    if sums.abs_max_at < 0:
+    row = bits.reshape(-1)
+    blocks = [row[at : at + BLOCK_ELEMENTS] for at in range(0, row.size, BLOCK_ELEMENTS)]
+    if not blocks:
+        return ValueSums()
+    parts = [_sums_of_block(floats(block, dtype)) for block in blocks]
+    sums = joined(parts)
+    if not sums.finite:
         return sums
-    inside = np.unravel_index(sums.abs_max_at, box.sizes)
-    at = 0
+    number = [part.abs_max for part in parts].index(sums.abs_max)
+    is_largest = np.abs(floats(blocks[number], dtype)) == sums.abs_max
+    inside = np.unravel_index(number * BLOCK_ELEMENTS + int(is_largest.argmax()), box.sizes)
+    place = 0
     for position, offset, length in zip(inside, box.offsets, shape, strict=True):
-        at = at * length + int(position) + offset
-    return sums._replace(abs_max_at=at)
+        place = place * length + int(position) + offset
+    return sums._replace(abs_max_at=place)
 
 
 class SummedValues:
@@ -177,10 +179,11 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.narrow = np.empty(BLOCK_ELEMENTS, np.float32)
         self.wide = np.empty(BLOCK_ELEMENTS, np.float64)
-        self.ones = np.ones(_ROW)
+        self.flags = np.empty(BLOCK_ELEMENTS, np.bool_)
 
 
 _scratch = _Scratch()
+_ones = np.ones(_ROW)
 
 
 def floats(bits: NDArray[Any], dtype: DType) -> NDArray[Any]:
@@ -195,15 +198,20 @@ def floats(bits: NDArray[Any], dtype: DType) -> NDArray[Any]:
     dtype
         What they are, whatever holds them; complex ones come as their absolute values.
     """
-    dtype = dtype_of(dtype.torch_name)
     narrow = _scratch.narrow[: bits.size]
     if dtype.torch_name == "bfloat16":
         shifted = narrow.view(np.uint32)
         np.copyto(shifted, bits)
         shifted <<= 16
         return narrow
+    dtype = dtype_of(dtype.torch_name)
     if dtype.itemsize == 1:
-        return np.take(_floats_of_octets(dtype.stored), bits, out=narrow, mode="clip")
+        single, double = _floats_of_octets(dtype.stored)
+        pairs = bits.size // 2
+        out = narrow[: 2 * pairs].view(np.float64)
+        np.take(double, bits[: 2 * pairs].view(np.uint16), out=out, mode="clip")
+        narrow[2 * pairs :] = single[bits[2 * pairs :]]
+        return narrow
     values = dtype.values(bits)
     if dtype.trailing:
         values = values.astype(np.float32).view(np.complex64).reshape(-1)
@@ -213,53 +221,41 @@ def floats(bits: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 @lru_cache
-def _floats_of_octets(stored: np.dtype[Any]) -> NDArray[np.float32]:
-    """Return what each of the 256 patterns of a byte means."""
-    return np.arange(256, dtype=np.uint8).view(stored).astype(np.float32)
+def _floats_of_octets(stored: np.dtype[Any]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return what each pattern of a byte means, and each pair of bytes: two float32 as one item."""
+    single = np.arange(256, dtype=np.uint8).view(stored).astype(np.float32)
+    octets = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    return single, single[octets].view(np.float64)
 
 
-def _sums_of_block(values: NDArray[Any], start: int, record: float) -> ValueSums:
-    """Sum up a block of floats.
-
-    Parameters
-    ----------
-    values
-        The floats.
-    start
-        Place of the first.
-    record
-        Only an absolute value above this one gets its place.
-    """
-    nans, infs, places = 0, 0, None
+def _sums_of_block(values: NDArray[Any]) -> ValueSums:
+    """Sum up a block of floats; nothing is said of places."""
+    nans = infs = zeros = 0
     least, largest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
     if not (isfinite(least) and isfinite(largest)):
         nans, infs = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-        places = np.flatnonzero(np.isfinite(values))
-        values = values[places]
+        values = values[np.isfinite(values)]
         if not values.size:
             return ValueSums(nans=nans, infs=infs)
         least, largest = float(values.min()), float(values.max())
-    at = -1
-    if max(-least, largest) > record:
-        at = int(np.flatnonzero(np.abs(values) == max(-least, largest))[0])
-        at = start + (at if places is None else int(places[at]))
-    mean, squares = _moments(values)
-    zeros = int(np.count_nonzero(values == 0)) if least <= 0 <= largest else 0
+    if least <= 0 <= largest:
+        zeros = int(np.count_nonzero(np.equal(values, 0, out=_scratch.flags[: values.size])))
     low, high = least + 0.0, largest + 0.0  # whichever zero came first, it has no sign
-    return ValueSums(values.size, nans, infs, zeros, low, high, mean, squares, at)
+    return ValueSums(values.size, nans, infs, zeros, low, high, *_moments(values))
 
 
 def _moments(values: NDArray[Any]) -> tuple[float, float]:
     """Return the mean of finite values, and the sum of their squared distances from it."""
     count, width = values.size, min(values.size, _ROW)
-    rows = _scratch.wide[: -(-count // width) * width].reshape(-1, width)
-    wide = rows.reshape(-1)
+    wide = _scratch.wide[: -(-count // width) * width]
     np.copyto(wide[:count], values)
     wide[count:] = 0
-    total = sum(np.vecdot(rows, _scratch.ones[:width]).tolist())
+    rows = wide.reshape(-1, width)
+    total = sum(np.vecdot(rows, _ones[:width]).tolist())
     power = sum(np.vecdot(rows, rows).tolist())
-    if total * total <= _MOST_MEAN * count * power < inf:
-        return total / count, power - total * (total / count)
+    mean = total / count
+    if total * mean <= _MOST_MEAN * power < inf:
+        return mean, power - total * mean
     mean = float((wide / count).sum())
     wide -= mean
     wide[count:] = 0
