@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
     from dcp_zarr.checkpoint import Checkpoint
+    from dcp_zarr.checkpoint import Checkpoint, is_complete, open_checkpoint
+    from dcp_zarr.checkpoint_series import CheckpointSeries, TracePoint, series
     from dcp_zarr.comparison import TensorDifference
     from dcp_zarr.errors import (
         CheckpointExistsError,
@@ -46,6 +48,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointExistsError",
     "CheckpointNotFoundError",
+    "CheckpointSeries",
     "CorruptionError",
     "Damage",
     "DcpZarrError",
@@ -70,6 +73,7 @@ __all__ = [
     "TensorNotFoundError",
     "TensorStatistics",
     "Total",
+    "TracePoint",
     "UnsafeObjectError",
     "UnsupportedTensorError",
     "ZarrStorageReader",
@@ -80,6 +84,7 @@ __all__ = [
     "load_into",
     "open_checkpoint",
     "save",
+    "series",
     "storage_reader",
     "storage_writer",
 ]
@@ -88,6 +93,8 @@ _MODULES = {
     "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
     "checkpoint": ("Checkpoint",),
     "opening": ("is_complete", "open_checkpoint"),
+    "checkpoint": ("Checkpoint", "is_complete", "open_checkpoint"),
+    "checkpoint_series": ("CheckpointSeries", "TracePoint", "series"),
     "comparison": ("TensorDifference",),
     "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),
