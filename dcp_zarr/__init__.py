@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
-    from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.checkpoint import Checkpoint, is_complete, open_checkpoint
     from dcp_zarr.checkpoint_series import CheckpointSeries, TracePoint, series
     from dcp_zarr.comparison import TensorDifference

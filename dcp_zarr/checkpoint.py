@@ -13,6 +13,7 @@ from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.moments import update_sizes
 from dcp_zarr.objects import Objects, object_row
 from dcp_zarr.pictures.tree import Tree, summary_tree
+from dcp_zarr.progress import tracked
 from dcp_zarr.schema import ObjectEntry
 from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
@@ -149,7 +150,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         return Table(Total, totals(self._entries.values()), self.path)
 
     def stats(
-        self, *, stored: bool = True, thread_count: int | None = None
+        self, *, stored: bool = True, progress: bool = False, thread_count: int | None = None
     ) -> Table[TensorStatistics]:
         """Return what the values of each tensor are like.
 
@@ -160,6 +161,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         ----------
         stored
             Turn off to read every tensor.
+        progress
+            Show on standard error how many tensors are done, where that is a terminal.
         thread_count
             Worker threads; by default this process' share of the cores.
 
@@ -177,7 +180,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         (5.0, 4.0, (1,), 1)
         """
         found = self.iter_stats(stored=stored, thread_count=thread_count)
-        return Table(TensorStatistics, found, self.path)
+        shown = tracked(found, len(self), "reading") if progress else found
+        return Table(TensorStatistics, shown, self.path)
 
     def iter_stats(
         self, *, stored: bool = True, thread_count: int | None = None

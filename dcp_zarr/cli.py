@@ -6,23 +6,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import Progress, track
+from rich.progress import Progress
 
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.opening import open_checkpoint
-from dcp_zarr.table import Table
-from dcp_zarr.tensor_statistics import TensorStatistics
 
 if TYPE_CHECKING:
     from dcp_zarr.checkpoint import Checkpoint
+    from dcp_zarr.table import Table
 
 app = typer.Typer(
     help="Look into checkpoints: what dcp_zarr saved, torch's own, and safetensors.",
@@ -36,7 +34,6 @@ Pattern = Annotated[
     str, typer.Argument(help="Name or pattern: all below a name; * in a segment, ** across.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Item = TypeVar("Item")
 _SLICE_PARTS = 3
 
 
@@ -85,8 +82,7 @@ def stats(
     Example: dcp-zarr stats step-1000.zarr '**.weight' --sort abs_max
     """
     with _opened(path, pattern) as checkpoint:
-        found = _tracked(checkpoint.iter_stats(stored=not read), len(checkpoint), "reading")
-        table = Table(TensorStatistics, found, path)
+        table = checkpoint.stats(stored=not read, progress=True)
     _print_table(table.sorted_by(sort) if sort else table, as_json=as_json)
 
 
@@ -230,14 +226,6 @@ def _row(checkpoint: Checkpoint, fqn: str) -> dict[str, Any]:
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of numpy that holds the values of one of ml_dtypes."""
     return dtype if dtype.kind != "V" else np.dtype(np.float32)
-
-
-def _tracked(items: Iterable[Item], count: int, what: str) -> Iterator[Item]:
-    """Show progress on standard error, where that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return iter(items)
-    return iter(track(items, what, total=count, console=console))
 
 
 def _print_table(table: Table[Any], *, as_json: bool) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import pty
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -228,3 +232,35 @@ class TestParts:
     def test_a_name_that_is_html_stays_text(self):
         dcp_zarr.save({"<script>": torch.ones(1)}, "x.zarr")
         assert "<script>" not in dcp_zarr.open_checkpoint("x.zarr").stats()._repr_html_()
+
+
+class TestProgress:
+    """How far the reading is, on standard error, where a person sees it."""
+
+    PROGRAM = """
+import dcp_zarr
+with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+    rows = [row.fqn for row in checkpoint.stats(progress={progress})]
+assert rows == ["a", "b"], rows
+"""
+
+    def shown(self, *, progress, terminal):
+        dcp_zarr.save({"a": torch.ones(2), "b": torch.ones(2)}, "x.zarr")
+        mine, theirs = pty.openpty() if terminal else os.pipe()
+        program = [sys.executable, "-c", self.PROGRAM.format(progress=progress)]
+        done = subprocess.run(program, check=True, stdout=subprocess.PIPE, stderr=theirs)
+        os.close(theirs)
+        with open(mine, "rb", buffering=0) as stderr:
+            try:
+                text = stderr.read(65536)
+            except OSError:  # a terminal that nobody has open has nothing more to say
+                text = b""
+        assert done.stdout == b""
+        return text.decode()
+
+    def test_it_is_shown_when_asked_for_in_a_terminal(self):
+        assert "100%" in self.shown(progress=True, terminal=True)
+
+    def test_it_is_not_shown_elsewhere(self):
+        assert self.shown(progress=True, terminal=False) == ""
+        assert self.shown(progress=False, terminal=True) == ""
