@@ -51,6 +51,7 @@ def peers(workload: str, state: State) -> list[Peer]:
     if workload == "small":
         found += [h5py_peer(None), h5py_peer(1)]
     if workload == "large":
+        found += [our_peer(compression, statistics=True) for compression in (None, "fast")]
         found.append(Peer("safetensors, fsync / copy", _safetensors_save, _safetensors_load))
     file = Peer(FILE, _file_save, _file_load)
     threads = Peer(THREADS, _threads_save, _threads_load)
@@ -62,13 +63,19 @@ def torch_peer(*, no_dist: bool = True) -> Peer:
     return _dcp_peer(TORCH, dcp.FileSystemWriter, dcp.FileSystemReader, no_dist=no_dist)
 
 
-def our_peer(compression: str | None, *, suffix: str = "", no_dist: bool = True) -> Peer:
-    """Return dcp_zarr with one compression, and every other option at its default."""
-    name = f"dcp_zarr {compression}" + f", {suffix}" * bool(suffix)
-    name += " (all defaults)" * ((compression, suffix) in (("fast", ""), ("small", ".h5")))
+def our_peer(
+    compression: str | None, *, suffix: str = "", statistics: bool = False, no_dist: bool = True
+) -> Peer:
+    """Return dcp_zarr with one compression, and other options at their defaults."""
+    name = f"dcp_zarr {compression}" + f", {suffix}" * bool(suffix) + ", statistics" * statistics
+    name += " (all defaults)" * (
+        (compression, suffix) in (("fast", ""), ("small", ".h5")) and not statistics
+    )
     return _dcp_peer(
         name,
-        lambda path: dcp_zarr.storage_writer(f"{path}{suffix}", compression=compression),
+        lambda path: dcp_zarr.storage_writer(
+            f"{path}{suffix}", compression=compression, statistics=statistics
+        ),
         lambda path: dcp_zarr.storage_reader(f"{path}{suffix}"),
         no_dist=no_dist,
     )
