@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcp_zarr.api import load, load_into, save, storage_reader, storage_writer
-    from dcp_zarr.checkpoint import Checkpoint, is_complete, open_checkpoint
+    from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.checkpoint_series import CheckpointSeries, TracePoint, series
     from dcp_zarr.comparison import TensorDifference
     from dcp_zarr.errors import (
@@ -91,12 +91,11 @@ __all__ = [
 _MODULES = {
     "api": ("load", "load_into", "save", "storage_reader", "storage_writer"),
     "checkpoint": ("Checkpoint",),
-    "opening": ("is_complete", "open_checkpoint"),
-    "checkpoint": ("Checkpoint", "is_complete", "open_checkpoint"),
     "checkpoint_series": ("CheckpointSeries", "TracePoint", "series"),
     "comparison": ("TensorDifference",),
     "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),
+    "opening": ("is_complete", "open_checkpoint"),
     "pictures.picture": ("Picture",),
     "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),

@@ -11,9 +11,10 @@ from glob import glob
 from pathlib import Path
 from typing import Self, overload
 
-from dcp_zarr.checkpoint import Checkpoint, open_checkpoint
+from dcp_zarr.checkpoint import Checkpoint
 from dcp_zarr.errors import CheckpointNotFoundError, OptionError, TensorNotFoundError
 from dcp_zarr.local_files import local_path
+from dcp_zarr.opening import open_checkpoint
 from dcp_zarr.table import Table
 from dcp_zarr.tensor_statistics import TensorStatistics
 
