@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dcp_zarr.planners import LoadReport, SafeLoadPlanner
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
+    from dcp_zarr.reporting import report
     from dcp_zarr.safetensors_export import ExportReport, export
     from dcp_zarr.spectrum import Spectrum
     from dcp_zarr.table import Table
@@ -82,6 +83,7 @@ __all__ = [
     "load",
     "load_into",
     "open_checkpoint",
+    "report",
     "save",
     "series",
     "storage_reader",
@@ -102,6 +104,7 @@ _MODULES = {
     "region": ("Region",),
     "safetensors_export": ("ExportReport", "export"),
     "spectrum": ("Spectrum",),
+    "reporting": ("report",),
     "table": ("Table",),
     "tensor_statistics": ("TensorStatistics",),
     "totals": ("Total",),

@@ -17,6 +17,8 @@ from rich.progress import Progress
 
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.opening import open_checkpoint
+from dcp_zarr.progress import tracked
+from dcp_zarr.reporting import write_report
 
 if TYPE_CHECKING:
     from dcp_zarr.checkpoint import Checkpoint
@@ -158,6 +160,19 @@ def export(
     if report.left_out:
         some = ", ".join(report.left_out[:5])
         typer.echo(f"Left out {len(report.left_out)} that are no tensors, such as {some}")
+
+
+@app.command()
+def report(
+    path: Path,
+    output: Annotated[str, typer.Option("--output", "-o", help="Where to write; ends in .html.")],
+    compare: Annotated[str, typer.Option(help="An older checkpoint.")] = "",
+) -> None:
+    """Write one page about a checkpoint, with tables and pictures; reads all values.
+
+    Example: dcp-zarr report step-1000.zarr -o report.html --compare step-900.zarr
+    """
+    write_report(path, output, compare or None, tracked=tracked)
 
 
 def main() -> None:

@@ -67,8 +67,8 @@ def read_all(fd: int, offset: int, buffers: Sequence[memoryview]) -> int:
     return offset - start
 
 
-def write_page(path: str | os.PathLike[str], text: str, suffixes: Sequence[str]) -> None:
-    """Write a text file in one act: what stood there is replaced whole, or stays.
+def page_target(path: str | os.PathLike[str], suffixes: Sequence[str]) -> Path:
+    """Return where to write a page; symbolic links are followed.
 
     Raises
     ------
@@ -83,6 +83,11 @@ def write_page(path: str | os.PathLike[str], text: str, suffixes: Sequence[str])
         raise OptionError(f"{os.fspath(path)!r} is a directory; name a file in it.")
     if not target.parent.is_dir():
         raise OptionError(f"There is no directory {str(target.parent)!r} to write into; make it.")
+    return target
+
+
+def write_page(target: Path, text: str) -> None:
+    """Write a text file in one act: what stood there is replaced whole, or stays."""
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         partial.write_text(text, "utf-8")

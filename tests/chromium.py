@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# Nothing of the browser's own that asks the net.
 _FLAGS = [
     "--headless",
     "--no-sandbox",

@@ -138,6 +138,7 @@ def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
         (["stats", "PATH", "--sort", "size"], "There is no column 'size'"),
         (["export", "PATH", "out", "--file-bytes", "5XB"], "'5XB' is no number of bytes"),
         (["export", "PATH", "PATH"], "is nothing that an export may replace"),
+        (["report", "PATH", "-o", "PATH"], "does not end in .html"),
     ],
 )
 def test_errors_are_one_line_and_no_traceback(arguments, message, path):
@@ -154,6 +155,14 @@ def test_errors_are_one_line_and_no_traceback(arguments, message, path):
     assert done.stderr.count("\n") == 1
 
 
+def test_report_writes_one_page(path, tmp_path):
+    assert run("report", path, "-o", "report.html") == ""
+    assert "model.w" in (tmp_path / "report.html").read_text()
+    assert "compared with" not in (tmp_path / "report.html").read_text()
+    run("report", path, "-o", "report.html", "--compare", path)
+    assert f"compared with {path}" in (tmp_path / "report.html").read_text()
+
+
 def test_a_broken_pipe_is_quiet(path):
     dcp_zarr.save({f"w{n}": torch.ones(1) for n in range(3000)}, path)
     program = f"from dcp_zarr.cli import main; import sys; sys.argv = ['x', 'ls', {path!r}]; main()"
@@ -168,12 +177,14 @@ def test_a_broken_pipe_is_quiet(path):
     assert done.stderr == ""
 
 
-def test_torch_is_not_imported(path):
-    program = f"import sys; from dcp_zarr import cli; sys.argv = ['x', 'stats', {path!r}]\n"
+@pytest.mark.parametrize("command", ["stats", "report -o x.html"])
+def test_torch_is_not_imported(path, command):
+    arguments = ["x", *command.split(), path]
+    program = f"import sys; from dcp_zarr import cli; sys.argv = {arguments!r}\n"
     program += "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify", "export"])
+@pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify", "export", "report"])
 def test_every_command_has_an_example(command):
     assert f"Example: dcp-zarr {command}" in " ".join(run(command, "--help").split())

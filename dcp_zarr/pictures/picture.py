@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from pathlib import PurePath
 
 from dcp_zarr.display import printable
-from dcp_zarr.local_files import write_page
+from dcp_zarr.local_files import page_target, write_page
 
 MARGIN = 8
 """Pixels around a picture."""
@@ -65,13 +64,14 @@ class Picture:
         OptionError
             If it ends otherwise, or cannot be a file.
         """
+        target = page_target(path, (".svg", ".html"))
         head, tail = self.svg.split(">", 1)
         text = f"{head}>{_STYLE}{tail}"
-        if PurePath(path).suffix.lower() == ".html":
+        if target.suffix.lower() == ".html":
             title = f"<title>{escape(printable(self.title))}</title>"
             text = f'<!doctype html><meta charset="utf-8">{title}{self.svg}'
             text = text.replace("<svg", f"{_STYLE.replace('svg{', 'html{')}<svg", 1)
-        write_page(path, text, (".svg", ".html"))
+        write_page(target, text)
 
 
 def drawn(title: str, width: float, height: float, parts: Iterable[str]) -> Picture:
