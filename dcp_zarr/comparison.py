@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from math import nan, sqrt
 from operator import add
 from typing import TYPE_CHECKING
@@ -108,12 +108,8 @@ def differences(
         if fqn in new and old[fqn].array.shape == new[fqn].array.shape
     ]
     tasks = ((pair, box) for pair in pairs for box in boxes(pair[1]))
-    for pair, sums in summed(tasks, partial(_compare, sources=sources), _joined, limits):
+    for pair, sums in summed(tasks, partial(_compare, sources=sources), add, limits):
         yield _finished(*pair, sums)
-
-
-def _joined(parts: list[_Sums]) -> _Sums:
-    return reduce(add, parts)
 
 
 def _described(entry: TensorEntry) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import isinf
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.tasks import check_count
 from dcp_zarr.tensor_statistics import boxes, read_bits, statistics, summed
 from dcp_zarr.value_sums import BLOCK_ELEMENTS, floats
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_BINS = 1 << 16
+_EDGES_OF_ONE = 2
+_SMALL_BYTES = 2
+"""Of items so small, each pattern of bits is counted."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,7 +62,9 @@ class Histogram:
 
 
 def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> Histogram:
-    """Read a tensor, and count its values in bins: twice where its range is not known yet.
+    """Read a tensor, and count its values in bins.
+
+    It is read twice where its items are of more than two bytes and its statistics are not stored.
 
     Parameters
     ----------
@@ -78,33 +85,73 @@ def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> 
         If stored bytes are lost or changed.
     """
     check_count("bins", bins, most=_MOST_BINS)
-    (known,) = statistics([entry], source, limits)
-    finite = known.count - known.nans - known.infs
-    if not finite:
-        return Histogram(entry.fqn, (), (), known.nans, known.infs)
-    half = 0.5 if isinf(known.max - known.min) else 1.0
-    edges = np.linspace(half * known.min, half * known.max, bins + 1)
-    if (np.diff(edges) <= 0).any():
-        return Histogram(entry.fqn, (known.min, known.max), (finite,), known.nans, known.infs)
-    count = partial(_counts_of, source=source, edges=edges, half=half)
-    ((_, counts),) = summed(
-        ((entry, box) for box in boxes(entry)), count, partial(np.sum, axis=0), limits
-    )
-    ends = tuple((edges / half).tolist())
-    return Histogram(entry.fqn, ends, tuple(counts.tolist()), known.nans, known.infs)
+    if entry.dtype.itemsize <= _SMALL_BYTES:
+        values, times = _distinct(entry, source, limits)
+        nans, infs = (int(times[of(values)].sum()) for of in (np.isnan, np.isinf))
+        finite, ends = int(times.sum()) - nans - infs, values[np.isfinite(values)]
+        tally = partial(_tally, values, times)
+    else:
+        (known,) = statistics([entry], source, limits)
+        nans, infs = known.nans, known.infs
+        finite, ends = known.count - nans - infs, np.array([known.min, known.max])
+        tally = partial(_tally_again, entry, source, limits)
+    edges = _edges(ends, bins) if finite else np.zeros(0)
+    counts = tally(edges) if edges.size > _EDGES_OF_ONE else np.full(edges.size // 2, finite)
+    return Histogram(entry.fqn, tuple(edges.tolist()), tuple(counts.tolist()), nans, infs)
 
 
 @np.errstate(invalid="ignore")
-def _counts_of(
-    task: tuple[TensorEntry, Region], source: Source, edges: NDArray[np.float64], half: float
+def _distinct(
+    entry: TensorEntry, source: Source, limits: Limits
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read a tensor of few bits; return its distinct values, and how often each is there."""
+    dtype = dtype_of(entry.dtype.torch_name)
+
+    def count(task: tuple[TensorEntry, Region]) -> NDArray[np.int64]:
+        bits = read_bits(entry, source, task[1]).reshape(-1)
+        return np.bincount(bits, minlength=1 << 8 * dtype.itemsize)
+
+    ((_, times),) = summed(((entry, box) for box in boxes(entry)), count, add, limits)
+    there = np.flatnonzero(times)
+    return dtype.values(there.astype(dtype.bits)).astype(np.float64), times[there]
+
+
+def _tally_again(
+    entry: TensorEntry, source: Source, limits: Limits, edges: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Count the values in a box; what is not finite is in no bin."""
-    entry, box = task
-    bits = read_bits(entry, source, box).reshape(-1)
-    counts: NDArray[Any] = np.zeros(edges.size - 1, np.int64)
-    within = edges[0], edges[-1]
-    for start in range(0, bits.size, BLOCK_ELEMENTS):
-        values = floats(bits[start : start + BLOCK_ELEMENTS], entry.dtype)
-        scaled = np.multiply(values, half, dtype=np.float64)
-        counts += np.histogram(scaled, counts.size, within)[0]
+    """Read a tensor, and count its values in bins."""
+
+    def count(task: tuple[TensorEntry, Region]) -> NDArray[np.int64]:
+        bits = read_bits(entry, source, task[1]).reshape(-1)
+        counts = np.zeros(len(edges) - 1, np.int64)
+        for at in range(0, bits.size, BLOCK_ELEMENTS):
+            counts += _tally(floats(bits[at : at + BLOCK_ELEMENTS], entry.dtype), None, edges)
+        return counts
+
+    ((_, counts),) = summed(((entry, box) for box in boxes(entry)), count, add, limits)
+    return np.asarray(counts, np.int64)
+
+
+def _edges(finite: NDArray[np.float64], bins: int) -> NDArray[np.float64]:
+    """Return the edges of equal bins for some values, or of one where these have no width."""
+    least, largest = float(finite.min()), float(finite.max())
+    half = _half(least, largest)
+    edges = np.linspace(half * least, half * largest, bins + 1) / half
+    return edges if (np.diff(half * edges) > 0).all() else np.array([least, largest])
+
+
+@np.errstate(invalid="ignore")
+def _tally(
+    values: NDArray[Any], times: NDArray[np.int64] | None, edges: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Count values in bins, each so many times; what is not finite is in none."""
+    least, largest = float(edges[0]), float(edges[-1])
+    half = _half(least, largest)
+    scaled = np.multiply(values, half, dtype=np.float64)
+    counts, _ = np.histogram(scaled, len(edges) - 1, (half * least, half * largest), weights=times)
     return counts
+
+
+def _half(least: float, largest: float) -> float:
+    """Return a factor with which float64 holds the width of a range."""
+    return 0.5 if isinf(largest - least) else 1.0

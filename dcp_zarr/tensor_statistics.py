@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from math import nan, prod, sqrt
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -88,7 +88,7 @@ def statistics(
     known = [entry.sums if stored else None for entry in entries]
     unread = [entry for entry, sums in zip(entries, known, strict=True) if sums is None]
     tasks = ((entry, box) for entry in unread for box in boxes(entry))
-    read = summed(tasks, partial(_sums_of, source=source), joined, limits)
+    read = summed(tasks, partial(_sums_of, source=source), _joined, limits)
     for entry, sums in zip(entries, known, strict=True):
         yield _finished(entry, next(read)[1] if sums is None else sums)
 
@@ -100,14 +100,14 @@ Sums = TypeVar("Sums")
 def summed(
     tasks: Iterable[tuple[Item, Region]],
     sum_up: Callable[[tuple[Item, Region]], Sums],
-    join: Callable[[list[Sums]], Sums],
+    join: Callable[[Sums, Sums], Sums],
     limits: Limits,
 ) -> Iterator[tuple[Item, Sums]]:
     """Join what is known of the boxes of each item, which stand together; in order."""
     parts = in_order(tasks, sum_up, limits.thread_count)
     for _, together in groupby(parts, key=lambda part: id(part[0][0])):
-        tasks_done, sums = zip(*together, strict=True)
-        yield tasks_done[0][0], join(list(sums))
+        (item, _), sums = reduce(lambda one, more: (one[0], join(one[1], more[1])), together)
+        yield item, sums
 
 
 def boxes(entry: TensorEntry) -> Iterator[Region]:
@@ -128,6 +128,10 @@ def boxes(entry: TensorEntry) -> Iterator[Region]:
         yield grid.box(position)
 
 
+def _joined(first: ValueSums, second: ValueSums) -> ValueSums:
+    return joined([first, second])
+
+
 def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> ValueSums:
     entry, box = task
     return sums_of(read_bits(entry, source, box), entry.dtype, box, entry.array.shape)
@@ -144,11 +148,8 @@ def read_bits(
         If stored bytes are lost or changed.
     """
     out = np.empty(box.sizes, entry.dtype.bits)
-    list(
-        engine.read(
-            [engine.ReadJob(entry.array, entry.codec, box, out)], source, limits or Limits.of(1)
-        )
-    )
+    job = engine.ReadJob(entry.array, entry.codec, box, out)
+    list(engine.read([job], source, limits or Limits.of(1)))
     return out
 
 

@@ -107,3 +107,13 @@ def test_memory_is_bounded(monkeypatch):
         checkpoint["w"].histogram()
     assert max(seen) <= 8 << 20
     assert sum(seen) == 2 * 4000 * 3000 * 4
+
+
+def test_values_of_two_bytes_are_read_once(monkeypatch):
+    dcp_zarr.save({"w": torch.rand(1000, 301).bfloat16()}, "x.zarr")
+    seen = []
+    real = engine.read
+    monkeypatch.setattr(engine, "read", lambda *args: seen.append(1) or real(*args))
+    with dcp_zarr.open_checkpoint("x.zarr") as checkpoint:
+        assert sum(checkpoint["w"].histogram().counts) == 301_000
+    assert len(seen) == 1
