@@ -28,6 +28,8 @@ _MOST_BINS = 1 << 16
 _EDGES_OF_ONE = 2
 _SMALL_BYTES = 2
 """Of items so small, each pattern of bits is counted."""
+_BINCOUNT_ELEMENTS = 1 << 19
+"""Counted at once: numpy makes integers of 8 bytes of them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -109,7 +111,10 @@ def _distinct(
 
     def count(task: tuple[TensorEntry, Region]) -> NDArray[np.int64]:
         bits = read_bits(entry, source, task[1]).reshape(-1)
-        return np.bincount(bits, minlength=1 << 8 * dtype.itemsize)
+        times = np.zeros(1 << 8 * dtype.itemsize, np.int64)
+        for at in range(0, bits.size, _BINCOUNT_ELEMENTS):
+            times += np.bincount(bits[at : at + _BINCOUNT_ELEMENTS], minlength=times.size)
+        return times
 
     ((_, times),) = summed(((entry, box) for box in boxes(entry)), count, add, limits)
     there = np.flatnonzero(times)
