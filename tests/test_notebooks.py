@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from traitlets.config import Config
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-NUMBER = re.compile(r"\s*-?\d+\.\d*(e[+-]?\d+)?")
+NUMBER = re.compile(r"\s*-?\d+(\.\d*(e[+-]?\d+)?| B\b)")
 FOLDER = re.compile(r"(/[\w.-]+)+/(?=[\w.-]+\.zarr)")
 
 
