@@ -97,7 +97,7 @@ def tiling_from_json(shape: Shape, value: Json) -> Tiling:
     """Read what `tiling_to_json` wrote."""
     if "step" in value:
         if prod(value["count"]) == 1 and all(map(ge, value["step"], shape)):
-            return Tiling.of(shape, [Region.whole(shape)])
+            return Tiling.whole(shape)
         return Tiling.of(shape, list(_grid_regions(shape, value)))
     pairs = zip(value["offsets"], value["sizes"], strict=True)
     return Tiling.of(shape, [Region(tuple(o), tuple(s)) for o, s in pairs])

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from dcp_zarr.errors import DcpZarrError, OptionError
+from dcp_zarr.garbage import no_collection
 from dcp_zarr.opening import open_checkpoint
-from dcp_zarr.progress import tracked
-from dcp_zarr.reporting import write_report
 
 if TYPE_CHECKING:
     from dcp_zarr.checkpoint import Checkpoint
@@ -45,7 +42,7 @@ def ls(path: Path, pattern: Pattern = "", as_json: AsJson = False) -> None:  # n
 
     Example: dcp-zarr ls step-1000.zarr model.layers.0
     """
-    with _opened(path, pattern) as checkpoint:
+    with no_collection(), _opened(path, pattern) as checkpoint:
         if as_json:
             _print_json([_row(checkpoint, fqn) for fqn in checkpoint])
         else:
@@ -139,6 +136,9 @@ def export(
 
     Example: dcp-zarr export step-1000.zarr out.safetensors model --strip-prefix model.
     """
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
     from dcp_zarr.safetensors_export import export as write  # noqa: PLC0415
 
     console = Console(stderr=True)
@@ -172,6 +172,9 @@ def report(
 
     Example: dcp-zarr report step-1000.zarr -o report.html --compare step-900.zarr
     """
+    from dcp_zarr.progress import tracked  # noqa: PLC0415
+    from dcp_zarr.reporting import write_report  # noqa: PLC0415
+
     write_report(path, output, compare or None, tracked=tracked)
 
 

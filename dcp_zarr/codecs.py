@@ -11,12 +11,10 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numcodecs
 import numpy as np
-from crc32c import crc32c
 from isal import isal_zlib
 from isal.igzip_lib import IsalError
 
@@ -24,6 +22,7 @@ from dcp_zarr import names
 from dcp_zarr.errors import CorruptionError, OptionError
 
 if TYPE_CHECKING:
+    import numcodecs
     from numpy.typing import NDArray
 
 CHECKSUM_BYTES = 4
@@ -36,15 +35,18 @@ SMALL_MIN_BYTES = 256 << 10
 _BLOSC_MAX_BYTES = 2**31 - 1 - 16  # its header counts
 _BLOSC_BLOCK_BYTES = 1 << 20
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
+"""What Zarr calls each number of numcodecs."""
 _ALLOWED = "'fast', 'small', None, or numcodecs' Blosc, Zstd or GZip"
 
 CompressionName = Literal["fast", "small"]
-Compression: TypeAlias = CompressionName | numcodecs.abc.Codec | None
-CompressionOption: TypeAlias = Compression | Mapping[str, Compression]
+Compression: TypeAlias = "CompressionName | numcodecs.abc.Codec | None"
+CompressionOption: TypeAlias = "Compression | Mapping[str, Compression]"
 
 
 def checksum(stored: Any) -> bytes:  # noqa: ANN401
     """Return the crc32c (Castagnoli, RFC 3720) of a buffer, little endian."""
+    from crc32c import crc32c  # noqa: PLC0415  takes long, and what only looks needs none
+
     return struct.pack("<I", crc32c(stored))
 
 
@@ -88,7 +90,13 @@ class Codec:
         return _compressor(self)
 
     def _make_compressor(self) -> numcodecs.abc.Codec | None:
+        if self.name == "none":
+            return None
         configuration = dict(self.configuration)
+        if self.name == SHUFFLE_ZLIB:
+            return _ShuffleZlib(**configuration)
+        import numcodecs  # noqa: PLC0415  takes long too
+
         if self.name == "blosc":
             shuffles = {text: number for number, text in _SHUFFLES.items()}
             return numcodecs.Blosc(
@@ -101,8 +109,6 @@ class Codec:
             return numcodecs.Zstd(level=configuration["level"])
         if self.name == "gzip":
             return numcodecs.GZip(level=configuration["level"])
-        if self.name == SHUFFLE_ZLIB:
-            return _ShuffleZlib(**configuration)
         return None
 
     def decode(self, stored: memoryview, out: memoryview) -> None:
@@ -224,11 +230,11 @@ def _expect(found: int, expected: int) -> None:
 NONE = Codec("none")
 
 
-def _blosc(cname: str, clevel: int, shuffle: int, itemsize: int, blocksize: int) -> Codec:
+def _blosc(cname: str, clevel: int, shuffle: str, itemsize: int, blocksize: int) -> Codec:
     configuration = {
         "cname": cname,
         "clevel": clevel,
-        "shuffle": _SHUFFLES[shuffle],
+        "shuffle": shuffle,
         "typesize": itemsize,
         "blocksize": blocksize,
     }
@@ -236,11 +242,11 @@ def _blosc(cname: str, clevel: int, shuffle: int, itemsize: int, blocksize: int)
 
 
 def _fast(itemsize: int) -> Codec:
-    return _blosc("lz4", 1, numcodecs.Blosc.BITSHUFFLE, itemsize, 0)
+    return _blosc("lz4", 1, "bitshuffle", itemsize, 0)
 
 
 def _small(itemsize: int) -> Codec:
-    return _blosc("zstd", 1, numcodecs.Blosc.SHUFFLE, itemsize, _BLOSC_BLOCK_BYTES)
+    return _blosc("zstd", 1, "shuffle", itemsize, _BLOSC_BLOCK_BYTES)
 
 
 def shuffle_zlib(level: int, elementsize: int) -> Codec:
@@ -248,12 +254,16 @@ def shuffle_zlib(level: int, elementsize: int) -> Codec:
     return Codec(SHUFFLE_ZLIB, (("level", level), ("elementsize", elementsize)))
 
 
+_CHOOSERS = (_fast, _small, partial(shuffle_zlib, 1))
+CHOSEN = frozenset([NONE, *(choose(1 << n) for choose in _CHOOSERS for n in range(5))])
+"""The codecs of ``None``, ``"fast"`` and ``"small"``, for elements of 1 to 16 bytes."""
+
+
 def _from_numcodecs(codec: numcodecs.abc.Codec, itemsize: int) -> Codec:
     config = codec.get_config()
     if codec.codec_id == "blosc":
-        shuffle = config["shuffle"]
-        if shuffle == numcodecs.Blosc.AUTOSHUFFLE:
-            shuffle = numcodecs.Blosc.BITSHUFFLE if itemsize == 1 else numcodecs.Blosc.SHUFFLE
+        automatic = "bitshuffle" if itemsize == 1 else "shuffle"
+        shuffle = _SHUFFLES.get(config["shuffle"], automatic)
         return _blosc(config["cname"], config["clevel"], shuffle, itemsize, config["blocksize"])
     if codec.codec_id == "zstd":
         return Codec("zstd", (("level", config["level"]), ("checksum", False)))
@@ -306,9 +316,9 @@ class CompressionRules:
     def __str__(self) -> str:
         """Describe the rules so that equal rules have equal descriptions."""
         described = {
-            pattern: compression.get_config()
-            if isinstance(compression, numcodecs.abc.Codec)
-            else compression
+            pattern: compression
+            if compression is None or isinstance(compression, str)
+            else compression.get_config()
             for pattern, compression in self.rules
         }
         return f"{described}{' as filters' if self.filters else ''}"
@@ -317,6 +327,8 @@ class CompressionRules:
 def _check(compression: object, where: str) -> None:
     if compression in (None, "fast", "small"):
         return
+    import numcodecs  # noqa: PLC0415  takes long
+
     kind = getattr(compression, "codec_id", None)
     if not isinstance(compression, numcodecs.abc.Codec) or kind not in ("blosc", "zstd", "gzip"):
         raise OptionError(f"compression={compression!r}{where} is not one of {_ALLOWED}.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcp_zarr.dtypes import dtype_of
+from dcp_zarr.pictures.histogram import histogram as draw
 from dcp_zarr.tasks import check_count
 from dcp_zarr.tensor_statistics import boxes, read_bits, statistics, summed
 from dcp_zarr.value_sums import BLOCK_ELEMENTS, floats
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.container import Source
+    from dcp_zarr.pictures.picture import Picture
     from dcp_zarr.region import Region
     from dcp_zarr.schema import TensorEntry
     from dcp_zarr.tasks import Limits
@@ -61,6 +63,22 @@ class Histogram:
             f"Histogram {self.fqn!r}: {sum(self.counts)} finite values{where}, "
             f"{self.nans} NaN, {self.infs} infinite"
         )
+
+    def picture(self, *, is_log: bool = False) -> Picture:
+        """Draw the bins.
+
+        Parameters
+        ----------
+        is_log
+            Whether equal steps upwards are equal factors.
+        """
+        bad = {"NaN": self.nans, "infinite": self.infs}
+        note = ", ".join(f"{number:,} {word}" for word, number in bad.items() if number)
+        return draw(self.edges, self.counts, self.fqn, note=note, is_log=is_log)
+
+    def _repr_html_(self) -> str:
+        """Draw the bins in a notebook."""
+        return self.picture().svg
 
 
 def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> Histogram:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,12 @@ class Tiling:
         offsets = np.array([r.offsets for r in regions], np.int64).reshape(columns)
         sizes = np.array([r.sizes for r in regions], np.int64).reshape(columns)
         return cls(shape, offsets, sizes)
+
+    @classmethod
+    @lru_cache
+    def whole(cls, shape: Shape) -> Tiling:
+        """Return the tiling of one region; one value for all tensors of a shape."""
+        return cls.of(shape, [Region.whole(shape)])
 
     @property
     def ends(self) -> NDArray[np.int64]:

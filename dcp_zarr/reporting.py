@@ -18,7 +18,6 @@ from dcp_zarr.display import count, number_in, size
 from dcp_zarr.local_files import page_target, write_page
 from dcp_zarr.moments import owners
 from dcp_zarr.opening import open_checkpoint
-from dcp_zarr.pictures.histogram import histogram
 from dcp_zarr.pictures.page import Section, folded, page, paragraph, side_by_side, table
 
 if TYPE_CHECKING:
@@ -207,10 +206,7 @@ class _Contents:
         return side_by_side(self.histogram(row) for row in _largest_of_each_kind(self.weights))
 
     def histogram(self, row: TensorStatistics) -> str:
-        found = self.checkpoint[row.fqn].histogram(_BINS)
-        words = {"NaN": row.nans, "infinite": row.infs, "zero": row.zeros}
-        note = ", ".join(f"{number:,} {word}" for word, number in words.items() if number)
-        return histogram(found.edges, found.counts, row.fqn, note=note).svg
+        return self.checkpoint[row.fqn].histogram(_BINS).picture().svg
 
     def values(self) -> str:
         worst = max(self.weights, key=lambda r: (r.nans + r.infs, r.count), default=None)

@@ -185,6 +185,20 @@ def test_torch_is_not_imported(path, command):
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
+def test_ls_imports_nothing_that_it_can_do_without(path):
+    unneeded = {"torch", "zarr", "numcodecs", "rich", "xarray"}
+    program = f"""
+import sys
+from dcp_zarr import cli
+sys.argv = ["dcp-zarr", "ls", {path!r}]
+try:
+    cli.main()
+finally:
+    assert not {unneeded} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify", "export", "report"])
 def test_every_command_has_an_example(command):
     assert f"Example: dcp-zarr {command}" in " ".join(run(command, "--help").split())

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcp_zarr.containers.directory_source import DirectorySource
-from dcp_zarr.containers.directory_target import DirectoryTarget
 from dcp_zarr.containers.foreign import foreign_by_path
 from dcp_zarr.containers.foreign.foreign_by_path import FIRST_BYTES
 from dcp_zarr.containers.zip_source import ZipSource
-from dcp_zarr.containers.zip_target import ZipTarget
 
 if TYPE_CHECKING:
     from dcp_zarr.container import Source, Target
@@ -97,5 +95,9 @@ def new_target(path: str, *, hdf5: bool, overwrite: bool, sync: bool) -> Target:
         from dcp_zarr.containers.hdf5_target import HDF5Target  # noqa: PLC0415  h5py takes long
 
         return HDF5Target(path, overwrite=overwrite, sync=sync)
+    # A look at a checkpoint needs none of what writes one.
+    from dcp_zarr.containers.directory_target import DirectoryTarget  # noqa: PLC0415
+    from dcp_zarr.containers.zip_target import ZipTarget  # noqa: PLC0415
+
     kind = ZipTarget if is_zip(path) else DirectoryTarget
     return kind(path, overwrite=overwrite, sync=sync)

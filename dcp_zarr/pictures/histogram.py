@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from dcp_zarr.display import count
 from dcp_zarr.pictures.picture import MARGIN, Picture, box, drawn, text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike
 
 _WIDTH, _HEIGHT = 340, 130
 _LEFT, _TOP = 64, 56
@@ -20,7 +20,7 @@ _TICKS = 4
 
 
 def histogram(
-    edges: NDArray[Any], counts: NDArray[Any], title: str, *, note: str = "", is_log: bool = False
+    edges: ArrayLike, counts: ArrayLike, title: str, *, note: str = "", is_log: bool = False
 ) -> Picture:
     """Draw how many values are in each bin.
 
@@ -37,11 +37,12 @@ def histogram(
     is_log
         Whether equal steps upwards are equal factors.
     """
-    low, high = float(edges[0]), float(edges[-1])
+    edges, counts = np.asarray(edges, float), np.asarray(counts)
+    low, high = (float(edges[0]), float(edges[-1])) if edges.size else (0.0, 0.0)
     heights = np.log10(1.0 + counts) if is_log else np.asarray(counts, float)
     most = max(float(heights.max(initial=0.0)), 1e-9)
     bottom = _TOP + _HEIGHT
-    places = _LEFT + (np.asarray(edges, float) - low) / ((high - low) or 1.0) * _WIDTH
+    places = _LEFT + (edges - low) / ((high - low) or 1.0) * _WIDTH
     parts = [text(MARGIN, 40, note)] if note else []
     for tick in _upward(most, is_log=is_log):
         y = bottom - (log10(1 + tick) if is_log else tick) / most * _HEIGHT
