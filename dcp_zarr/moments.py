@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from math import nan, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -91,13 +91,9 @@ def update_sizes(
     pairs = [(entries[owner + FIRST], entries[owner + SECOND]) for owner in owners(entries)]
     alike = [(a, b) for a, b in pairs if a.array.shape == b.array.shape]
     tasks = ((pair, box) for pair in alike for box in boxes(pair[0]))
-    for (first, _), sums in summed(tasks, partial(_sums_of, source=source), _joined, limits):
+    for (first, _), sums in summed(tasks, partial(_sums_of, source=source), add, limits):
         rms = sqrt(sums.squares / sums.finite) if sums.finite else nan
         yield UpdateSize(first.fqn.removesuffix(FIRST), rms, sums.not_finite)
-
-
-def _joined(parts: list[_Sums]) -> _Sums:
-    return reduce(add, parts)
 
 
 def _sums_of(task: tuple[tuple[TensorEntry, TensorEntry], Region], source: Source) -> _Sums:
