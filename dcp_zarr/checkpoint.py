@@ -253,6 +253,13 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
             If there are no tensors ``X.exp_avg`` and ``X.exp_avg_sq``.
         CorruptionError
             If stored bytes are lost or changed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> state = {"w.exp_avg": torch.randn(8) / 9, "w.exp_avg_sq": torch.rand(8)}
+        >>> _ = dcp_zarr.save(state, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr").update_map().save("updates.svg")
         """
         found = update_sizes(self._entries, self._source, Limits.of(thread_count))
         return layer_maps.of_updates(found, self.path)

@@ -178,6 +178,12 @@ class LazyTensor:
             If the tensor has no elements.
         CorruptionError
             If stored bytes are lost or changed.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"w": torch.randn(600, 400)}, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr")["w"].heat_map().save("w.svg")
         """
         cells = pooled(self._entry, self._source, Limits.of(thread_count))
         if not cells.size:
@@ -185,7 +191,14 @@ class LazyTensor:
         return grids.heat_map(cells, self.shape, f"{self.fqn}: largest absolute values")
 
     def region_map(self) -> Picture:
-        """Draw the regions in which the ranks saved the tensor, numbered in their order."""
+        """Draw the regions in which the ranks saved the tensor, numbered in their order.
+
+        Examples
+        --------
+        >>> import dcp_zarr, torch
+        >>> _ = dcp_zarr.save({"w": torch.randn(6, 4)}, "step-1.zarr")
+        >>> dcp_zarr.open_checkpoint("step-1.zarr")["w"].region_map().save("regions.svg")
+        """
         boxes = [(region.offsets, region.sizes) for region in self.regions]
         return grids.region_map(boxes, self.shape, f"{self.fqn}: regions")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import nan, sqrt
@@ -53,7 +53,7 @@ class _Sums:
         )
 
 
-def owners(fqns: Iterable[str]) -> list[str]:
+def owners(fqns: Collection[str]) -> list[str]:
     """Return the names that have both moments below them.
 
     Examples

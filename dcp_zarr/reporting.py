@@ -18,7 +18,7 @@ from dcp_zarr.display import count, number_in, size
 from dcp_zarr.local_files import page_target, write_page
 from dcp_zarr.moments import owners
 from dcp_zarr.opening import open_checkpoint
-from dcp_zarr.pictures.page import Section, folded, page, paragraph, side_by_side, table
+from dcp_zarr.pictures.page import Section, collapsed, page, paragraph, side_by_side, table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +181,7 @@ class _Contents:
             layer_maps.of_statistics(self.weights, quantity)
             for quantity in ("std", "abs_max", "zeros", "norm")
         )
-        return first.svg + "".join(folded(picture.title, picture.svg) for picture in others)
+        return first.svg + "".join(collapsed(picture.title, picture.svg) for picture in others)
 
     def drift(self) -> str:
         assert self.older is not None  # noqa: S101

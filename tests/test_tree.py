@@ -63,6 +63,15 @@ def test_layers_in_layers_fold_once_each():
     assert short(rows) == ["└── layers.[0-7].experts.[0-3].w ×32  float32 [2, 3] · 768 B"]
 
 
+def test_many_numbers_with_gaps_are_cut_in_text_alone():
+    rows = [row(f"layers.{n}.w", (n % 3 + 1,)) for n in range(150)]
+    (_, line, *_) = short(rows)
+    assert re.fullmatch(
+        r"    ├── \[0,3,6,[\d,]*…[\d,]*,144,147\]\.w ×50  float32 \[1\] · 1.2 KiB", line
+    )
+    assert "144,147].w" in Tree(rows, "title")._repr_html_()
+
+
 def test_a_name_that_looks_folded_stays_beside_what_is():
     text = "\n".join(short([*layers(30, "w"), row("layers.[0-29].w", (7,))]))
     assert "[0-29].w ×30  float32 [2, 3]" in text

@@ -25,7 +25,7 @@ nav{display:flex;flex-wrap:wrap;gap:2px 16px;margin:18px 0 0;padding:8px 0;
 border:solid var(--line);border-width:1px 0}
 a{color:var(--link);text-decoration:none}a:hover{text-decoration:underline}
 section{margin-top:36px;scroll-margin-top:12px}
-section>p,figcaption{color:var(--faint);margin:0 0 10px;max-width:46em}
+section>p{color:var(--faint);margin:0 0 10px;max-width:46em}
 .facts{display:flex;flex-wrap:wrap;gap:12px;margin:18px 0 0}
 .facts div{background:var(--tint);border:1px solid var(--line);border-radius:6px;
 padding:8px 16px;min-width:96px}
@@ -38,7 +38,7 @@ border-bottom:1px solid var(--line)}
 th{font-weight:600;position:sticky;top:0;background:var(--paper)}
 th.n,td.n{text-align:right}
 td code{font:12px/1.6 ui-monospace,Menlo,Consolas,monospace}
-.pictures{display:flex;flex-wrap:wrap;gap:16px 24px;align-items:flex-start}
+.pictures{display:flex;flex-wrap:wrap;gap:16px 24px}
 section svg{display:block;margin:0 0 8px -8px}
 section .dcp-zarr strong{display:none}
 section>details{margin-top:8px}
@@ -122,7 +122,7 @@ def _cell(value: object) -> str:
     return "" if value is None else printable(str(value))
 
 
-def folded(title: str, html: str) -> str:
+def collapsed(title: str, html: str) -> str:
     """Return something that a click shows."""
     return f"<details><summary>{escape(title)}</summary>{html}</details>"
 

@@ -74,7 +74,7 @@ def _named(node: Node) -> str:
     if node.times == 1:
         return name
     if len(name) > _MAX_NAME_LENGTH:  # of many numbers
-        name = name[:_MAX_NAME_LENGTH] + "…"
+        name = f"{name[: _MAX_NAME_LENGTH - 20]}…{name[-20:]}"
     return f"{name} ×{node.times}"
 
 

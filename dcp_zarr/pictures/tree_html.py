@@ -78,6 +78,7 @@ words.length?(matching||'no')+(matching===1?' line':' lines'):'';
 def tree_html(root: Node, title: str) -> str:
     """Draw a tree as HTML; every name is escaped. Several may stand on one page."""
     script = escape(_FILTER.strip().replace("\n", " "))
+    # The attribute of JupyterLab's keeps its shortcuts off while one types.
     box = (
         "<input type='search' placeholder='Filter, e.g. layers.3 bfloat16' aria-label='Filter' "
         f"spellcheck='false' data-lm-suppress-shortcuts='true' oninput=\"{script}\">"
