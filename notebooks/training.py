@@ -145,6 +145,29 @@ def train_and_save(path: str, steps: int) -> None:
     dcp.save(state, storage_writer=dcp_zarr.ZarrStorageWriter(path))
 
 
+def train_and_save_run(pattern: str, steps: int, every: int, slip: int) -> None:
+    """Train, and save a checkpoint every so many steps. All ranks call it.
+
+    Parameters
+    ----------
+    pattern
+        Path of each, with ``{step}`` in it.
+    steps, every
+        How many steps in all, and from one checkpoint to the next.
+    slip
+        A step for which the learning rate is 30 times what it should be.
+    """
+    model, optimizer = build()
+    losses: list[float] = []
+    rate = optimizer.param_groups[0]["lr"]
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 30 * rate if step == slip else rate
+        losses += train(model, optimizer, range(step, step + 1))
+        if (step + 1) % every == 0:
+            writer = dcp_zarr.ZarrStorageWriter(pattern.format(step=step + 1), statistics=True)
+            dcp.save(checkpoint_state(model, optimizer, losses), storage_writer=writer)
+
+
 def load_and_compare(path: str) -> None:
     """Load into a model that is sharded over these ranks, and compare. All ranks call it.
 
