@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from dcp_zarr.errors import (
     TensorNotFoundError,
     UnsupportedTensorError,
 )
-from dcp_zarr.local_files import local_path, sync_path
+from dcp_zarr.local_files import local_path, sync_directory, sync_path
 from dcp_zarr.opening import open_checkpoint
 from dcp_zarr.safetensors_file import NamedTensor, split, write_file
 from dcp_zarr.safetensors_format import METADATA_NAME, NAMES
@@ -36,6 +37,8 @@ FILE_BYTES = 5 << 30
 
 _SUFFIX = ".safetensors"
 _INDEX = "model.safetensors.index.json"
+_STAGED = "dcp_zarr-export"
+"""Name of the file in a directory for which an export stages its own."""
 _NAMED = 3
 """So many names stand in a message."""
 
@@ -65,9 +68,9 @@ def export(
 ) -> ExportReport:
     """Write a checkpoint's tensors as safetensors, as vLLM and transformers want them. No torch.
 
-    They are streamed: each thread holds 8 MiB of values, or one read chunk where that is more.
+    They are streamed: each thread holds about 8 MiB of values, or a read chunk that is larger.
     Checksums are checked. Files appear when all are complete and durable; an export that fails
-    leaves what was there before, and nothing else.
+    before leaves what was there, and nothing else.
 
     Parameters
     ----------
@@ -76,7 +79,7 @@ def export(
     destination
         A path that ends in ``.safetensors`` becomes one file. Any other becomes a directory as
         Hugging Face has it: ``model.safetensors``, or ``model-00001-of-00002.safetensors`` and so
-        on with ``model.safetensors.index.json``. Other files in that directory stay.
+        on with ``model.safetensors.index.json``. Other files there stay.
     pattern
         Name or pattern of what to export; all by default.
     names
@@ -179,12 +182,12 @@ def _check_dtypes(named: Iterable[NamedTensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """Where the files go: one file, or a directory of them."""
+    """Where the files go: one file, or a directory of them, which others may use too."""
 
     path: str
     """As it was given."""
     commit: LocalCommit
-    """How they appear."""
+    """How they appear; in a directory, for a file that never does."""
     file_bytes: int | None
     """Most bytes of a file in a directory; None for one file that is the path itself."""
 
@@ -193,7 +196,7 @@ class _Destination:
         if file_bytes is not None:
             check_count("file_bytes", file_bytes)
         if not path.lower().endswith(_SUFFIX):
-            return cls(path, LocalCommit(path), file_bytes or FILE_BYTES)
+            return cls(path, LocalCommit(Path(path, _STAGED)), file_bytes or FILE_BYTES)
         if file_bytes is None:
             return cls(path, LocalCommit(path), None)
         raise OptionError(
@@ -201,29 +204,34 @@ class _Destination:
             f"Give a path without {_SUFFIX}."
         )
 
+    @property
+    def folder(self) -> Path:
+        """The directory that files go to."""
+        return self.commit.path.parent
+
     def check(self, nbytes: int, *, overwrite: bool) -> None:
         """Raise where the destination must not be replaced, or its disk is too small."""
-        found = self.commit.path
         if self.file_bytes is None:
-            taken, replaceable = found.exists(), found.is_file()
+            is_taken, is_replaceable = self.commit.path.exists(), self.commit.path.is_file()
         else:
-            taken = found.exists() and (not found.is_dir() or any(map(_is_ours, found.iterdir())))
-            replaceable = found.is_dir()
-        if (found / "zarr.json").exists() or (taken and not replaceable):
+            is_taken, is_replaceable = self.folder.exists(), self.folder.is_dir()
+            if is_replaceable:
+                is_taken = any(_is_ours(file.name) for file in self.folder.iterdir())
+        if (is_taken and not is_replaceable) or (self.folder / "zarr.json").exists():
             raise CheckpointExistsError(
                 f"{self.path!r} is nothing that an export may replace: choose another path.",
                 path=self.path,
             )
-        if taken and not overwrite:
+        if is_taken and not overwrite:
             raise CheckpointExistsError(
                 f"{self.path!r} exists: choose another path, or pass overwrite=True.",
                 path=self.path,
             )
-        folder = next(folder for folder in found.parents if folder.exists())
-        free = shutil.disk_usage(folder).free
+        disk = next(folder for folder in self.commit.path.parents if folder.exists())
+        free = shutil.disk_usage(disk).free
         if nbytes > free:
             raise SaveError(
-                f"The export takes {display.size(nbytes)}, but at {str(folder)!r} are only "
+                f"The export takes {display.size(nbytes)}, but at {str(disk)!r} are only "
                 f"{display.size(free)} free. Nothing was written.",
                 path=self.path,
             )
@@ -237,7 +245,7 @@ class _Destination:
     ) -> tuple[str, ...]:
         """Write all files, then show them; return their paths. Leave nothing where that fails."""
         nbytes, written = sum(tensor.nbytes for tensor in named), 0
-        files = self._files(named)
+        files, is_new = self._files(named), not self.folder.exists()
         try:
             self.commit.prepare()
             for name, tensors in files.items():
@@ -245,17 +253,17 @@ class _Destination:
                     written += count
                     progress(written, nbytes)
             return self._show(files, nbytes)
-        except OSError as error:
+        except BaseException as error:
             self.commit.discard()
-            if isinstance(error, DcpZarrError):
+            if is_new:
+                with suppress(OSError):
+                    self.folder.rmdir()
+            if isinstance(error, DcpZarrError) or not isinstance(error, OSError):
                 raise
             raise SaveError(
                 f"The export to {self.path!r} was given up, and left nothing behind: {error}.",
                 path=self.path,
             ) from error
-        except BaseException:
-            self.commit.discard()
-            raise
 
     def _files(self, named: Sequence[NamedTensor]) -> dict[str, list[NamedTensor]]:
         parts = split(named, self.file_bytes)
@@ -267,7 +275,7 @@ class _Destination:
         return {f"model-{number:05}-{count}": part for number, part in enumerate(parts, start=1)}
 
     def _show(self, files: Mapping[str, list[NamedTensor]], nbytes: int) -> tuple[str, ...]:
-        """Give the files their place; return their paths."""
+        """Give the files their places; return their paths."""
         if self.file_bytes is None:
             self.commit.commit_file(self.commit.path.name, sync=True)
             return (self.path,)
@@ -279,29 +287,18 @@ class _Destination:
             written.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
             sync_path(written)
             shown.append(_INDEX)
-        if self.commit.path.exists():
-            _keep_others(self.commit.path, self.commit.partial)
-        self.commit.commit(sync=True)
+        self.commit.check_unchanged()
+        # Without an index, and until the new one is there, nothing takes old and new for one model.
+        for old in sorted(self.folder.iterdir(), key=lambda file: file.name != _INDEX):
+            if _is_ours(old.name):
+                old.unlink()
+        for name in shown:
+            (self.commit.partial / name).rename(self.folder / name)
+        sync_directory(self.folder)
+        self.commit.discard()
         return tuple(str(Path(self.path, name)) for name in shown)
 
 
-def _is_ours(path: Path) -> bool:
-    """Say whether a file of a directory is one that an export writes."""
-    name = path.name
-    return name == _INDEX or (name.startswith("model") and name.endswith(_SUFFIX))
-
-
-def _keep_others(old: Path, new: Path) -> None:
-    """Give a directory that will replace another its files, but for those of an export."""
-
-    def ours(folder: str, found: list[str]) -> list[str]:
-        return [name for name in found if Path(folder) == old and _is_ours(old / name)]
-
-    shutil.copytree(old, new, symlinks=True, ignore=ours, copy_function=_link, dirs_exist_ok=True)
-
-
-def _link(old: str, new: str) -> None:
-    try:
-        os.link(old, new, follow_symlinks=False)
-    except OSError:  # no links are to be had there
-        shutil.copy2(old, new, follow_symlinks=False)
+def _is_ours(name: str) -> bool:
+    """Say whether a file of a directory has a name that an export gives."""
+    return name == _INDEX or bool(re.fullmatch(r"model(-\d{5,}-of-\d{5,})?\.safetensors", name))

@@ -143,23 +143,14 @@ def test_a_directory_of_several_files_has_an_index(path):
 def test_a_directory_keeps_its_other_files(state, path):
     dcp_zarr.save(state, path)
     Path("out/deep").mkdir(parents=True)
-    Path("out/config.json").write_text("{}")
-    Path("out/deep/model.safetensors").write_text("not ours")
+    others = ["out/config.json", "out/deep/model.safetensors", "out/model-ema.safetensors"]
+    for other in others:
+        Path(other).write_text(other)
     dcp_zarr.export(path, "out", file_bytes=100)
     dcp_zarr.export(path, "out", overwrite=True)
-    found = sorted(str(found) for found in Path("out").rglob("*") if found.is_file())
-    assert found == ["out/config.json", "out/deep/model.safetensors", "out/model.safetensors"]
-    assert Path("out/config.json").read_text() == "{}"
-    assert beside(path) == ["out"]
-
-
-def test_where_no_links_are_to_be_had_other_files_are_copied(state, path, monkeypatch):
-    dcp_zarr.save(state, path)
-    Path("out").mkdir()
-    Path("out/config.json").write_text("{}")
-    monkeypatch.setattr("os.link", lambda *_, **__: (_ for _ in ()).throw(PermissionError()))
-    dcp_zarr.export(path, "out")
-    assert Path("out/config.json").read_text() == "{}"
+    found = sorted(str(found) for found in Path("out").rglob("*"))
+    assert found == sorted([*others, "out/deep", "out/model.safetensors"])
+    assert [Path(other).read_text() for other in others] == others
 
 
 def test_the_largest_elements_stand_first_so_that_all_are_aligned(path):
@@ -243,6 +234,9 @@ def test_damage_leaves_what_was_there_before(out, state):
     with pytest.raises(CorruptionError, match="Tensor 'model.head'"):
         dcp_zarr.export("x.zarr", out, overwrite=True)
     assert file.read_bytes() == before
+    assert list(Path().rglob("*model*safetensors*")) == ([] if out == OUT else [file])
+    with pytest.raises(CorruptionError, match="Tensor 'model.head'"):
+        dcp_zarr.export("x.zarr", f"new-{out}")
     assert beside("x.zarr") == [out]
 
 
