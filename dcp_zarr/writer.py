@@ -42,7 +42,8 @@ class ZarrStorageWriter(DcpWriter):
         ``"native"``; or ``"bits"`` to store bfloat16 and float8 as unsigned integers, which
         readers without dcp_zarr can list.
     statistics
-        Store with each tensor what its values are like, so that `Checkpoint.stats` reads none.
+        Store with each tensor what its values are like, so that `Checkpoint.stats` reads none. The
+        save then looks at every value, which costs time: the README has figures.
 
     Raises
     ------
@@ -111,7 +112,8 @@ class HDF5StorageWriter(DcpWriter):
     dtype_encoding
         ``"native"``; or ``"bits"`` to store bfloat16 and float8 as unsigned integers.
     statistics
-        Store with each tensor what its values are like, so that `Checkpoint.stats` reads none.
+        Store with each tensor what its values are like, so that `Checkpoint.stats` reads none. The
+        save then looks at every value, which costs time: the README has figures.
 
     Raises
     ------
