@@ -45,6 +45,16 @@ def state():
     }
 
 
+@pytest.mark.parametrize("destination", ["out.safetensors", "out"])
+def test_what_was_exported_opens_as_the_same_checkpoint(destination, path):
+    state = {f"layers.{n}.w": torch.randn(40, 30).bfloat16() for n in range(4)}
+    dcp_zarr.save({"model": state, "step": 3}, path)
+    file_bytes = None if destination.endswith("s") else 5000
+    dcp_zarr.export(path, destination, "model", file_bytes=file_bytes)
+    with dcp_zarr.open_checkpoint(path) as saved, dcp_zarr.open_checkpoint(destination) as again:
+        assert {row.change for row in saved.select("model").diff(again)} == {"equal"}
+
+
 def beside(path):
     """Return what stands in the folder, but for the checkpoint."""
     return sorted(found.name for found in Path().iterdir() if found.name != path)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import math
 import re
+import subprocess
+import sys
 import time
 from base64 import b64decode
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -383,3 +386,18 @@ def test_a_browser_draws_every_kind_of_picture():
     pictures = [*every_kind("w"), *every_kind(long)]
     found = re.findall("<pre>(.*?)</pre>", dumped("".join(p.svg for p in pictures) + script))
     assert found == [""] * len(pictures)  # no text is cut off
+
+
+FIRST_PICTURE = """
+import sys
+sys.modules["torch"] = None
+import dcp_zarr
+dcp_zarr.open_checkpoint("step-1.zarr").layer_map("std").save("std.svg")
+"""
+
+
+def test_the_first_picture_takes_few_lines_and_no_torch():
+    dcp_zarr.save({f"layers.{n}.w": torch.randn(4, 4) for n in range(3)}, "step-1.zarr")
+    subprocess.run([sys.executable, "-c", FIRST_PICTURE], check=True)
+    assert "layers" in Path("std.svg").read_text()
+    assert len(FIRST_PICTURE.strip().splitlines()) <= 10

@@ -129,13 +129,6 @@ def test_values_that_are_stored_as_bits_are_summed_up_as_numbers(path):
 
 
 @pytest.mark.usefixtures("no_reads")
-def test_stored_statistics_read_nothing(path):
-    dcp_zarr.save({"m": {"w": torch.ones(5), "v": torch.zeros(2)}}, path, statistics=True)
-    with dcp_zarr.open_checkpoint(path) as checkpoint:
-        assert [row.mean for row in checkpoint.stats()] == [1, 0]
-        assert [row.fqn for row in checkpoint.select("m.w").stats()] == ["m.w"]
-
-
 def test_they_survive_the_loss_of_the_values():
     dcp_zarr.save({"w": torch.ones(5)}, "x.zarr", statistics=True)
     next(Path("x.zarr/w").glob("c*")).unlink()
