@@ -8,18 +8,16 @@ release the GIL.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-from isal import isal_zlib
 from isal.igzip_lib import IsalError
 
-from dcp_zarr import names
+from dcp_zarr import names, split_frames
 from dcp_zarr.errors import CorruptionError, OptionError
+from dcp_zarr.shuffle_zlib import ShuffleZlib
 
 if TYPE_CHECKING:
     import numcodecs
@@ -29,8 +27,8 @@ CHECKSUM_BYTES = 4
 _MAX_GZIP_LEVEL = 9
 SHUFFLE_ZLIB = "shuffle_zlib"
 """Name of the codec that is HDF5's filters shuffle and deflate."""
-SMALL_MIN_BYTES = 256 << 10
-"""Below this size of a read chunk zstd loses its gain, and `small` uses LZ4."""
+SMALL_MIN_BYTES = 64 << 10
+"""Below this size of a read chunk zstd takes too long for its gain, and `small` uses LZ4."""
 
 _BLOSC_MAX_BYTES = 2**31 - 1 - 16  # its header counts
 _BLOSC_BLOCK_BYTES = 1 << 20
@@ -94,17 +92,18 @@ class Codec:
             return None
         configuration = dict(self.configuration)
         if self.name == SHUFFLE_ZLIB:
-            return _ShuffleZlib(**configuration)
+            return ShuffleZlib(**configuration)
         import numcodecs  # noqa: PLC0415  takes long too
 
         if self.name == "blosc":
             shuffles = {text: number for number, text in _SHUFFLES.items()}
-            return numcodecs.Blosc(
+            blosc = numcodecs.Blosc(
                 cname=configuration["cname"],
                 clevel=configuration["clevel"],
                 shuffle=shuffles[configuration["shuffle"]],
                 blocksize=configuration["blocksize"],
             )
+            return _SplitBlosc(blosc) if self == _small(configuration["typesize"]) else blosc
         if self.name == "zstd":
             return numcodecs.Zstd(level=configuration["level"])
         if self.name == "gzip":
@@ -164,9 +163,9 @@ _ZLIB_PARTS = {
     "float8_e5m2": 0.691,
 }
 _ZSTD_PARTS = {
-    "bfloat16": 0.684,
+    "bfloat16": 0.67,
     "float16": 0.844,
-    "float32": 0.842,
+    "float32": 0.835,
     "float8_e4m3fn": 0.67,
     "float8_e5m2": 0.689,
 }
@@ -176,38 +175,17 @@ _PARTS = {
 }
 
 
-class _ShuffleZlib:
-    """zlib (RFC 1950) over bytes sorted by their place in the element, as HDF5's filters do it.
+class _SplitBlosc:
+    """Blosc's zstd and byte shuffle, encoded by `split_frames`."""
 
-    What does not become smaller stays as it is, which its size tells.
-    """
+    def __init__(self, blosc: numcodecs.abc.Codec) -> None:
+        self._blosc = blosc
+        self.decode = blosc.decode
 
-    _ISAL_LEVELS = 3
-
-    def __init__(self, level: int, elementsize: int) -> None:
-        self._level = level
-        self._elementsize = elementsize
-
-    def encode(self, buf: NDArray[Any]) -> bytes | memoryview:
-        values = np.frombuffer(buf, np.uint8)
-        by_place = values.reshape(-1, self._elementsize).T
-        compress = isal_zlib.compress if self._level <= self._ISAL_LEVELS else zlib.compress
-        encoded: bytes = compress(np.ascontiguousarray(by_place).data, self._level)
-        return encoded if len(encoded) < len(values) else values.data
-
-    def decode(self, buf: memoryview, out: memoryview) -> None:
-        if len(buf) == len(out):
-            out[:] = buf
-            return
-        inflate = isal_zlib.decompressobj()
-        decoded = inflate.decompress(buf, max_length=len(out) + 1)
-        _expect(len(decoded), len(out))
-        if not inflate.eof:
-            raise CorruptionError("A read chunk ends in the middle.")
-        elements = np.frombuffer(out, np.uint8).reshape(-1, self._elementsize)
-        by_place = np.frombuffer(decoded, np.uint8).reshape(self._elementsize, -1)
-        for place, octets in enumerate(by_place):  # faster than all places at once
-            elements[:, place] = octets
+    def encode(self, buf: NDArray[Any]) -> Any:  # noqa: ANN401
+        if buf.nbytes < split_frames.MIN_BYTES:
+            return self._blosc.encode(buf)
+        return split_frames.encode(buf)
 
 
 @lru_cache(maxsize=64)
