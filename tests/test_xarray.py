@@ -163,7 +163,6 @@ def test_many_threads_read_one_tree(path):
 
 
 def test_dask_reads_in_parts(path):
-    pytest.importorskip("dask")
     array = opened({"w": SOURCE}, path)["w"].chunk(n5=2)
     np.testing.assert_array_equal(array.sum("n6").values, SOURCE.numpy().sum(1))
 
