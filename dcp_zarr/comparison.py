@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dcp_zarr.tensor_statistics import as_float64, boxes, read_box, summed
+from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_box, summed
 from dcp_zarr.value_sums import BLOCK_ELEMENTS
 
 if TYPE_CHECKING:
@@ -132,18 +132,23 @@ def _compare(
 def _compare_blocks(old: NDArray[Any], new: NDArray[Any]) -> _Sums:
     same = old == new
     if old.dtype == new.dtype:  # NaN is NaN
-        octets = old.view("u1") == new.view("u1")
-        same = octets.reshape(old.size, -1).all(axis=1)
+        same = _bits(old) == _bits(new)
+        same = same.reshape(old.size, -1).all(axis=1) if same.size > old.size else same
     first, second = as_float64(old), as_float64(new)
     apart = np.where(same, 0.0, np.abs(_exact(new) - _exact(old)))
     return _Sums(
         int(same.size - np.count_nonzero(same)),
         float(apart.max(initial=0.0)),
-        float(apart @ apart),
-        float(first @ first),
-        float(second @ second),
-        float((first * second).sum()),
+        inner_product(apart, apart),
+        inner_product(first, first),
+        inner_product(second, second),
+        inner_product(first, second),
     )
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the bits of values: an integer for each, or two."""
+    return values.view(f"u{min(values.itemsize, 8)}")
 
 
 def _exact(values: NDArray[Any]) -> NDArray[Any]:

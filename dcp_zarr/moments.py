@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcp_zarr.tensor_statistics import as_float64, boxes, read_box, summed
+from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_box, summed
 from dcp_zarr.value_sums import BLOCK_ELEMENTS
 
 if TYPE_CHECKING:
@@ -110,4 +110,4 @@ def _sums_of(task: tuple[tuple[TensorEntry, TensorEntry], Region], source: Sourc
 def _sums_of_block(first: NDArray[Any], second: NDArray[Any]) -> _Sums:
     updates = as_float64(first) / (np.sqrt(as_float64(second)) + _EPSILON)
     finite = updates[np.isfinite(updates)]
-    return _Sums(finite.size, float(finite @ finite), updates.size - finite.size)
+    return _Sums(finite.size, inner_product(finite, finite), updates.size - finite.size)

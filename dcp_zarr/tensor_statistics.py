@@ -178,6 +178,11 @@ def as_float64(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)
 
 
+def inner_product(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Return the sum of products, without BLAS: its threads and ours would wait for each other."""
+    return float(np.einsum("i,i->", first, second))
+
+
 def _finished(entry: TensorEntry, sums: ValueSums) -> TensorStatistics:
     known = sums.finite > 0
     at = np.unravel_index(sums.abs_max_at, entry.array.shape) if known else ()

@@ -192,6 +192,13 @@ class TestDiff:
         row = self.diff({"w": torch.tensor([0.0])}, {"w": torch.tensor([-0.0])})["w"]
         assert (row.change, row.differing, row.max_abs) == ("values", 1, 0)
 
+    @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float64", "complex64", "complex128"])
+    def test_one_element_that_differs_is_one_at_any_width(self, dtype):
+        old = torch.ones(4, dtype=getattr(torch, dtype))
+        new = old.clone()
+        new[2] = 1 + 1j if old.is_complex() else 2
+        assert self.diff({"w": old}, {"w": new})["w"].differing == 1
+
 
 class TestParts:
     """Views of a part, totals and tables."""
