@@ -54,7 +54,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     @property
     def params(self) -> int:
-        """Number of elements of all tensors."""
+        """Number of elements of all tensors; one that has two names counts twice."""
         return sum(prod(entry.array.shape) for entry in self._entries.values())
 
     def select(self, pattern: str) -> Checkpoint:
@@ -63,7 +63,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         Parameters
         ----------
         pattern
-            A name selects its entry and all below it; ``*`` within a segment, ``**`` across.
+            A name, with all below it; ``*`` in a segment, ``**`` across, ``[0-3]`` for numbers.
 
         Raises
         ------
@@ -283,7 +283,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
                 f"{fqn!r} in {self.path!r} is an object, not a tensor: use objects[{fqn!r}].",
                 fqn=fqn,
             )
-        raise names.not_found(fqn, self._entries, where=repr(self.path))
+        raise names.not_found(fqn, [*self._entries, *self._objects], where=repr(self.path))
 
     def __contains__(self, fqn: object) -> bool:
         """Say whether there is a tensor of that FQN."""

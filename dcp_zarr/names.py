@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from dcp_zarr.errors import TensorNotFoundError
+from dcp_zarr.errors import OptionError, TensorNotFoundError
 
 OBJECTS_PATH = "~_objects"
 """Path of the array that holds small objects."""
@@ -32,6 +32,7 @@ _MAX_SEGMENT_BYTES = 200
 _MAX_PATH_BYTES = 1000
 _MAX_DEPTH = 32
 _MAX_CANDIDATES = 1000
+_NUMBERS = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
 
 
 def escape(segment: str) -> str:
@@ -128,7 +129,13 @@ def pattern_matches(pattern: str, fqns: Iterable[str]) -> Iterator[str]:
     """Yield the names that a pattern selects, in their order.
 
     A name selects its entry and all below it; ``*`` stands for text within a segment, ``**`` for
-    text across segments. The empty pattern selects everything.
+    text across segments, and ``[0-3,7]`` for a number, as trees write those of layers. The empty
+    pattern selects everything.
+
+    Raises
+    ------
+    OptionError
+        If it is no string.
 
     Examples
     --------
@@ -137,15 +144,34 @@ def pattern_matches(pattern: str, fqns: Iterable[str]) -> Iterator[str]:
     ['model.layers.0.bias', 'model.layers.10.bias']
     >>> list(pattern_matches("**bias", names)), list(pattern_matches("optim", names))
     (['model.layers.0.bias', 'model.layers.10.bias'], ['optim.lr'])
+    >>> list(pattern_matches("model.layers.[0-3]", names))
+    ['model.layers.0.bias']
     """
-    parts = re.split(r"(\*\*|\*)", pattern)
-    wild = {"*": r"[^.]*", "**": r".*"}
-    body = "".join(wild.get(part) or re.escape(part) for part in parts)
-    expression = re.compile(rf"{body}(\..*)?" if pattern else ".*", re.DOTALL)
+    if not isinstance(pattern, str):
+        raise OptionError(
+            f"{pattern!r} is no pattern: give one string, in which * stands for text, and [0-3] "
+            "for numbers."
+        )
+    known = list(fqns)
+    parts = re.split(rf"(\*\*|\*|{_NUMBERS})", pattern)
+    body = "".join(_expression(part, known) for part in parts)
+    expression = re.compile(rf"{body}(?:\..*)?" if pattern else ".*", re.DOTALL)
     prefix = pattern + "."
-    for fqn in fqns:
+    for fqn in known:
         if fqn == pattern or fqn.startswith(prefix) or expression.fullmatch(fqn):
             yield fqn
+
+
+def _expression(part: str, fqns: Iterable[str]) -> str:
+    """Return the expression for a part of a pattern; brackets of numbers may be a name too."""
+    if part in ("*", "**"):
+        return r".*" if part == "**" else r"[^.]*"
+    if not re.fullmatch(_NUMBERS, part):
+        return re.escape(part)
+    runs = [[int(end) for end in run.split("-")] for run in part[1:-1].split(",")]
+    there = {number for fqn in fqns for number in re.findall(r"\d{1,9}", fqn)}
+    wanted = "|".join(n for n in there if any(run[0] <= int(n) <= run[-1] for run in runs))
+    return rf"(?:{re.escape(part)}|(?<!\d)(?:{wanted})(?!\d))" if wanted else re.escape(part)
 
 
 def select(pattern: str, fqns: Sequence[str], *, where: str) -> list[str]:
@@ -169,8 +195,8 @@ def not_found(fqn: str, fqns: Iterable[str], *, where: str) -> TensorNotFoundErr
     below = [name for name in known if name.startswith(fqn + ".")]
     if below:
         message = (
-            f"{fqn!r} in {where} is no tensor, but holds {len(below)}, such as {below[0]!r}. "
-            f"dcp_zarr.load(path, {fqn!r}) loads them."
+            f"{fqn!r} in {where} is no entry, but holds {len(below)}, such as {below[0]!r}. "
+            f"select({fqn!r}) gives them, and load(path, {fqn!r}) loads them."
         )
         return TensorNotFoundError(message, fqn=fqn)
     groups = {name.rsplit(".", 1)[0] for name in known[:_MAX_CANDIDATES]}

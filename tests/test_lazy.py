@@ -155,11 +155,17 @@ def test_the_path_is_shown_as_it_was_given(path):
 
 
 def test_a_group_of_tensors_is_pointed_at(checkpoint, path):
-    message = f"'model.layers' in {path!r} is no tensor, but holds 2, such as 'model.layers.0.w'"
+    message = f"'model.layers' in {path!r} is no entry, but holds 2, such as 'model.layers.0.w'"
     with pytest.raises(TensorNotFoundError, match=message):
         checkpoint["model.layers"]
     with pytest.raises(TensorNotFoundError, match="Near it: 'model'"):
         dcp_zarr.load(path, "modle")
+
+
+def test_a_group_of_objects_is_pointed_at():
+    dcp_zarr.save({"config": {"layers": 12}}, "x.zarr")
+    with pytest.raises(TensorNotFoundError, match="'config' in .* holds 1, such as 'config.layers'"):
+        dcp_zarr.open_checkpoint("x.zarr")["config"]
 
 
 def test_names_are_escaped_in_html():

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import dcp_zarr
 from dcp_zarr import names
-from dcp_zarr.errors import TensorNotFoundError
+from dcp_zarr.errors import OptionError, TensorNotFoundError
+from dcp_zarr.pictures.folding import ranges
 
 ODD = [
     "", ".", "..", "a/b", "a.b", "zarr.json", "__x", "c", "new\nline", "\0", "tab\t", "ünïcode",
@@ -99,7 +100,7 @@ def test_paths_follow_the_dots_of_names():
     }
 
 
-FQNS = ["model.0.weight", "model.0.bias", "model.10.weight", "optim.lr", "a*b"]
+FQNS = ["model.0.weight", "model.0.bias", "model.10.weight", "optim.lr", "a*b", "w[0]"]
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,33 @@ FQNS = ["model.0.weight", "model.0.bias", "model.10.weight", "optim.lr", "a*b"]
         ("**.weight", ["model.0.weight", "model.10.weight"]),
         ("a*b", ["a*b"]),
         ("mod", []),
+        ("model.[0-9]", FQNS[:2]),
+        ("model.[0,7-10].weight", ["model.0.weight", "model.10.weight"]),
+        ("**.[10]", ["model.10.weight"]),
+        ("*.[10]", ["model.10.weight"]),
+        ("model.[a-z]", []),
+        ("*[0]", ["w[0]"]),
     ],
 )
 def test_a_pattern_selects_entries_and_all_below(pattern, selected):
     assert list(names.pattern_matches(pattern, FQNS)) == selected
+
+
+def test_what_a_tree_writes_of_layers_selects_them():
+    fqns = [f"h.{layer}.w" for layer in (0, 1, 2, 5, 7, 8)]
+    written = f"h.{ranges([0, 1, 2, 5, 7, 8])}"
+    assert list(names.pattern_matches(written, [*fqns, "h.3.w"])) == fqns
+
+
+def test_any_number_of_a_name_may_be_the_one_in_brackets():
+    fqns = ["layers.2.experts.5.w", "layers.5.experts.2.w", "layers.5.experts.5.w"]
+    assert list(names.pattern_matches("**.[0-3]", fqns)) == fqns[:2]
+
+
+@pytest.mark.parametrize("pattern", [["model.0", "model.1"], 3, None])
+def test_what_is_no_pattern_is_refused(pattern):
+    with pytest.raises(OptionError, match="is no pattern: give one string"):
+        names.select(pattern, FQNS, where="'x'")
 
 
 def test_a_pattern_without_a_match_names_what_is_near():
