@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
-from dcp_zarr import display, layer_maps, names
+from dcp_zarr import layer_maps, listing, names
 from dcp_zarr.comparison import TensorDifference, differences
 from dcp_zarr.errors import TensorNotFoundError
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.moments import update_sizes
-from dcp_zarr.objects import Objects, object_row
+from dcp_zarr.objects import Objects
 from dcp_zarr.pictures.tree import Tree, summary_tree
 from dcp_zarr.progress import tracked
-from dcp_zarr.schema import ObjectEntry
 from dcp_zarr.table import Table
 from dcp_zarr.tasks import Limits
 from dcp_zarr.tensor_statistics import TensorStatistics, statistics
@@ -299,11 +298,14 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def tree(self) -> Tree:
         """Return all entries as a tree."""
-        return Tree(self._rows(), self._title())
+        return Tree(
+            listing.rows(self._schema, self._source), listing.title(self._schema, self.path)
+        )
 
     def __repr__(self) -> str:
         """Draw the first lines of the tree."""
-        return str(summary_tree(self._rows(), self._title()))
+        tree = self.tree()
+        return str(summary_tree(tree.rows, tree.title))
 
     def _repr_html_(self) -> str:
         """Draw the tree as HTML."""
@@ -313,19 +315,10 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """Complete names in a notebook."""
         return list(self)
 
-    def _title(self) -> str:
-        return (
-            f"Checkpoint {self.path}: {len(self)} tensors, {display.count(self.params)} elements, "
-            f"{display.size(self.nbytes)} ({display.size(self.stored_nbytes)} stored)"
-        )
-
-    def _rows(self) -> list[display.Row]:
-        return [
-            object_row(entry)
-            if isinstance(entry, ObjectEntry)
-            else LazyTensor(entry, self._source).row()
-            for entry in self._schema.entries
-        ]
+    @property
+    def has_checksums(self) -> bool:
+        """Whether `verify` finds bytes that changed; what others saved has no checksums here."""
+        return self._source.has_checksums
 
     def verify(self) -> list[Damage]:
         """Check every document, index and read chunk; return what is lost or changed.

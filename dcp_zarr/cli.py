@@ -30,16 +30,31 @@ app = typer.Typer(
 )
 
 Path = Annotated[str, typer.Argument(help="The checkpoint.")]
+Older = Annotated[str, typer.Argument(help="The older checkpoint.")]
+Newer = Annotated[str, typer.Argument(help="The newer checkpoint.")]
 Pattern = Annotated[
-    str, typer.Argument(help="Name or pattern: all below a name; * in a segment, ** across.")
+    str,
+    typer.Argument(
+        help="Name, with all below it, or pattern: * in a segment, ** across, [0-3] for numbers."
+    ),
 ]
+What = Annotated[
+    str, typer.Argument(help="Name, with a slice behind it if wanted, as in numpy: 'w[:2, -1]'.")
+]
+Reread = Annotated[bool, typer.Option("--read", help="Read values even if these are stored.")]
+Sort = Annotated[str, typer.Option(help="Column to sort by, largest first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SLICE_PARTS = 3
 
 
 @app.command()
-def ls(path: Path, pattern: Pattern = "", as_json: AsJson = False) -> None:  # noqa: FBT002
-    """List tensors and objects as a tree; no values are read.
+def ls(
+    path: Path,
+    pattern: Pattern = "",
+    every: Annotated[bool, typer.Option("--all", help="A line for every tensor.")] = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """List tensors and objects as a tree, equal layers in one line; no values are read.
 
     Example: dcp-zarr ls step-1000.zarr model.layers.0
     """
@@ -47,11 +62,12 @@ def ls(path: Path, pattern: Pattern = "", as_json: AsJson = False) -> None:  # n
         if as_json:
             _print_json([_row(checkpoint, fqn) for fqn in checkpoint])
         else:
-            typer.echo(str(checkpoint.tree()))
+            tree = checkpoint.tree()
+            typer.echo(str(tree) if every else tree.folded())
 
 
 @app.command()
-def show(path: Path, what: str, as_json: AsJson = False) -> None:  # noqa: FBT002
+def show(path: Path, what: What, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Print an object, a tensor, or a slice of it; no more is read.
 
     Example: dcp-zarr show step-1000.zarr 'model.embed.weight[:2, :4]'
@@ -62,7 +78,10 @@ def show(path: Path, what: str, as_json: AsJson = False) -> None:  # noqa: FBT00
             value = checkpoint.objects[fqn]
             typer.echo(_json(value) if as_json else repr(value))
             return
-        values = checkpoint[fqn].numpy(index)
+        try:
+            values = checkpoint[fqn].numpy(index)
+        except IndexError as error:
+            raise OptionError(str(error)) from error
         if as_json:
             _print_json(values.astype(_plain(values.dtype)).tolist())
         else:
@@ -73,8 +92,8 @@ def show(path: Path, what: str, as_json: AsJson = False) -> None:  # noqa: FBT00
 def stats(
     path: Path,
     pattern: Pattern = "",
-    sort: Annotated[str, typer.Option(help="Column to sort by, largest first.")] = "",
-    read: Annotated[bool, typer.Option("--read", help="Read also what has them stored.")] = False,  # noqa: FBT002
+    sort: Sort = "",
+    read: Reread = False,  # noqa: FBT002
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Say what the values of tensors are like; reads all that were saved without statistics.
@@ -87,18 +106,25 @@ def stats(
 
 
 @app.command()
-def diff(old: Path, new: Path, pattern: Pattern = "", as_json: AsJson = False) -> None:  # noqa: FBT002
+def diff(
+    old: Older,
+    new: Newer,
+    pattern: Pattern = "",
+    sort: Sort = "",
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
     """Compare two checkpoints, tensor by tensor; exits with 1 where they differ.
 
-    Example: dcp-zarr diff step-900.zarr step-1000.zarr model
+    Example: dcp-zarr diff step-900.zarr step-1000.zarr model --sort relative_norm
     """
     with _opened(old, pattern) as first, _opened(new, pattern) as second:
         table = first.diff(second)
-    differing = [row for row in table if row.change != "equal"]
+    table = table.sorted_by(sort) if sort else table
+    differing = table.where(lambda row: row.change != "equal")
     if as_json:
         _print_json(table.to_dicts())
     elif differing:
-        typer.echo(repr(table.where(lambda row: row.change != "equal")))
+        typer.echo(differing.to_text())
     else:
         typer.echo(f"All {len(table)} tensors are equal, bit for bit.")
     raise typer.Exit(1 if differing else 0)
@@ -107,6 +133,8 @@ def diff(old: Path, new: Path, pattern: Pattern = "", as_json: AsJson = False) -
 @app.command()
 def verify(path: Path, as_json: AsJson = False) -> None:  # noqa: FBT002
     """Check every stored byte; exits with 1 and a list where any is lost or changed.
+
+    What others saved has no checksums: only what is lost is found there.
 
     Example: dcp-zarr verify step-1000.zarr
     """
@@ -118,6 +146,8 @@ def verify(path: Path, as_json: AsJson = False) -> None:  # noqa: FBT002
             for found in damage:
                 typer.echo(str(found))
             typer.echo(f"{path}: {len(damage) or 'no'} damage in {len(checkpoint)} tensors.")
+            if not checkpoint.has_checksums:
+                typer.echo("All bytes are counted, but it has no checksums: a change is not seen.")
     raise typer.Exit(1 if damage else 0)
 
 
@@ -252,7 +282,7 @@ def _print_table(table: Table[Any], *, as_json: bool) -> None:
     if as_json:
         _print_json(table.to_dicts())
     else:
-        typer.echo(repr(table))
+        typer.echo(table.to_text())
 
 
 def _print_json(value: Any) -> None:  # noqa: ANN401

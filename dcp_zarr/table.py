@@ -87,25 +87,29 @@ class Table(Sequence[Record], Generic[Record]):
 
         return pd.DataFrame(self.to_dicts(), columns=self._columns)
 
-    def _cells(self) -> list[list[str]]:
-        return [
-            [_text(getattr(record, column)) for column in self._columns]
-            for record in self._records[:_SHOWN_ROWS]
-        ]
-
-    def _rest(self) -> str:
-        hidden = len(self) - _SHOWN_ROWS
-        return f"… {hidden} more rows: to_pandas() has all" if hidden > 0 else ""
-
-    def __repr__(self) -> str:
-        """Draw the first rows as text."""
-        lines = [self._columns, *self._cells()]
+    def to_text(self, max_rows: int | None = None) -> str:
+        """Return rows as lines of text: the first `max_rows`, or all."""
+        lines = [self._columns, *self._cells(max_rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         drawn = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         ]
-        return "\n".join(line for line in (self._title, *drawn, self._rest()) if line)
+        return "\n".join([self._title, *drawn] if self._title else drawn)
+
+    def _cells(self, max_rows: int | None) -> list[list[str]]:
+        return [
+            [_text(getattr(record, column)) for column in self._columns]
+            for record in self._records[:max_rows]
+        ]
+
+    def _rest(self) -> str:
+        hidden = len(self) - _SHOWN_ROWS
+        return f"… {hidden} more rows: to_text() and to_pandas() have all" if hidden > 0 else ""
+
+    def __repr__(self) -> str:
+        """Draw the first rows as text."""
+        return "\n".join(filter(None, [self.to_text(_SHOWN_ROWS), self._rest()]))
 
     def _repr_html_(self) -> str:
         """Draw the first rows as HTML; every value is escaped."""
@@ -113,7 +117,7 @@ class Table(Sequence[Record], Generic[Record]):
         def row(cells: Iterable[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-        body = "".join(row(cells, "td") for cells in self._cells())
+        body = "".join(row(cells, "td") for cells in self._cells(_SHOWN_ROWS))
         caption = f"<caption>{escape(self._title)}</caption>" if self._title else ""
         head = f"<table>{caption}<thead>{row(self._columns, 'th')}</thead>"
         return f"{head}<tbody>{body}</tbody></table><p>{escape(self._rest())}</p>"

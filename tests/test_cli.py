@@ -36,6 +36,13 @@ def test_ls_draws_the_tree(path):
     assert "step" not in run("ls", path, "model")
 
 
+def test_ls_folds_layers_unless_told():
+    dcp_zarr.save({f"layers.{n}.w": torch.zeros(2) for n in range(3)}, "layers.zarr")
+    assert "layers.[0-2].w ×3" in run("ls", "layers.zarr")
+    assert "├── 1  1 tensor" in run("ls", "layers.zarr", "--all")
+    assert run("ls", "layers.zarr", "layers.[1-2]").startswith("Checkpoint layers.zarr: 2 tensors")
+
+
 def test_ls_as_json(path):
     rows = json.loads(run("ls", path, "model", "--json"))
     assert rows[0] | {"stored_nbytes": 0} == {
@@ -70,6 +77,14 @@ def test_stats_and_their_order(path):
     assert [row["fqn"] for row in rows] == ["model.w", "model.b[0]", "nan"]
     assert rows[2]["mean"] is None
     assert run("stats", path, "--sort", "nans").splitlines()[2].startswith("nan")
+
+
+def test_tables_have_every_row():
+    dcp_zarr.save({f"w{n}": torch.full((2,), float(n)) for n in range(70)}, "many.zarr")
+    dcp_zarr.save({f"w{n}": torch.zeros(2) for n in range(70)}, "zeros.zarr")
+    assert len(run("stats", "many.zarr").splitlines()) == 2 + 70
+    rows = run("diff", "zeros.zarr", "many.zarr", "--sort", "max_abs", code=1).splitlines()[2:]
+    assert [row.split()[0] for row in rows] == [f"w{n}" for n in range(69, 0, -1)]
 
 
 def test_stats_reads_what_is_stored_only_when_told():
@@ -128,6 +143,12 @@ def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
     assert json.loads(run("verify", path, "--json", code=1)) == ["w None: broken"]
 
 
+def test_verify_says_where_there_are_no_checksums(path):
+    assert "no checksums" not in run("verify", path)
+    torch.save({"w": torch.ones(3)}, "x.pt")
+    assert "it has no checksums: a change is not seen" in run("verify", "x.pt")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -135,6 +156,8 @@ def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
         (["show", "PATH", "modle.w"], "Nothing in"),
         (["show", "PATH", "model.w[a]"], "'a' in 'model.w[a]' is no index"),
         (["show", "PATH", "model.w[]"], "'model.w[]' has an empty index"),
+        (["show", "PATH", "model.w[3]"], "Index 3 is out of range for an axis of 3 of 'model.w'"),
+        (["show", "PATH", "model.w[0, 0, 0]"], "has too many indices"),
         (["stats", "PATH", "--sort", "size"], "There is no column 'size'"),
         (["export", "PATH", "out", "--file-bytes", "5XB"], "'5XB' is no number of bytes"),
         (["export", "PATH", "PATH"], "is nothing that an export may replace"),

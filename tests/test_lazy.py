@@ -164,7 +164,9 @@ def test_a_group_of_tensors_is_pointed_at(checkpoint, path):
 
 def test_a_group_of_objects_is_pointed_at():
     dcp_zarr.save({"config": {"layers": 12}}, "x.zarr")
-    with pytest.raises(TensorNotFoundError, match="'config' in .* holds 1, such as 'config.layers'"):
+    with pytest.raises(
+        TensorNotFoundError, match="'config' in .* holds 1, such as 'config.layers'"
+    ):
         dcp_zarr.open_checkpoint("x.zarr")["config"]
 
 

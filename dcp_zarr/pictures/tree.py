@@ -31,6 +31,10 @@ class Tree:
     max_lines: int | None = None
     """Lines of text at most, for which layers and the deepest levels are folded; None for all."""
 
+    def folded(self) -> str:
+        """Draw the tree as text in which layers that repeat are one line."""
+        return "\n".join([self.title, *_lines(folded(grown(self.rows)), "", None)])
+
     def __str__(self) -> str:
         """Draw the tree as text."""
         root = grown(self.rows)

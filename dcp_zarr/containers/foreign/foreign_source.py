@@ -116,6 +116,8 @@ class ForeignSource:
         As in `Schema`.
     """
 
+    has_checksums = False
+
     def __init__(
         self,
         where: str,
