@@ -80,6 +80,10 @@ class TestLayerMap:
         assert found["model.layers.4.attn.weight"][3] == found["model.layers.4.mlp.weight"][3]
         assert {"model.layers.[0-11]", "attn.weight", "Not in layers", "11"} <= set(texts(picture))
 
+    def test_a_column_without_a_name_has_no_label(self):
+        picture = layer_map([Cell(f"state.{n}", 1.0) for n in range(2)], "title")
+        assert texts(picture) == ["title", "1", "state.[0,1]", "0", "1"]
+
     def test_the_largest_is_yellow_and_the_smallest_is_violet(self):
         cells = [Cell(f"l.{n}.w", float(n)) for n in range(10)]
         found = boxes(layer_map(cells, "title"))
@@ -295,8 +299,17 @@ class TestHistogram:
         first, second = (float(r.get("height")) for r in rects if len(r))
         assert second == 2 * first
 
-    def test_one_value_and_no_value_can_be_drawn(self):
-        assert histogram(np.array([2.0, 2.0]), np.array([7]), "w").svg
+    def test_one_value_is_a_bar_in_the_middle(self):
+        picture = histogram(np.array([2.0, 2.0]), np.array([70]), "w")
+        (bar,) = (r for r in ElementTree.fromstring(picture.svg).iter(f"{SVG}rect") if len(r))
+        (tick,) = (
+            t for t in ElementTree.fromstring(picture.svg).iter(f"{SVG}text") if t.text == "2"
+        )
+        middle = float(bar.get("x")) + float(bar.get("width")) / 2
+        assert float(bar.get("width")) > 30
+        assert float(tick.get("x")) == pytest.approx(middle, abs=1)
+
+    def test_no_value_can_be_drawn(self):
         assert histogram(np.array([0.0, 1.0]), np.array([0]), "w").svg
 
 
@@ -305,6 +318,8 @@ class TestHistogram:
     [
         ([1.0, 2.0, 3.0], Scale(1, 3, is_log=False)),
         ([1.0, 1.0, 1.0, 100.0], Scale(1, 100, is_log=True)),
+        ([0.05, 0.05, 0.05, 1.0], Scale(0.05, 1, is_log=True)),
+        ([1.0, 1.0, 1.0, 10.0], Scale(1, 10, is_log=False)),
         ([0.0, 1.0, 1.0, 100.0], Scale(1, 100, is_log=True)),
         ([1e-20, 1.0, 1.0, 100.0], Scale(1e-4, 100, is_log=True)),
         ([-1.0, 100.0], Scale(-1, 100, is_log=False)),
@@ -336,6 +351,14 @@ def test_every_name_is_text_and_every_picture_well_formed():
 
 class TestPicture:
     """A picture as a value."""
+
+    def test_a_long_title_is_cut_in_its_middle_and_stretches_nothing(self):
+        long = "layers." + "x" * 500 + ".weight"
+        picture = histogram(np.array([0.0, 1.0]), np.array([1]), long)
+        (shown,) = (line for line in texts(picture) if "…" in line)
+        assert (shown[:7], shown[-7:]) == ("layers.", ".weight")
+        assert float(ElementTree.fromstring(picture.svg).get("width")) < 700
+        assert picture.title == long
 
     def test_it_says_what_it_is_and_draws_itself(self):
         picture = layer_map([Cell("w", 1.0)], "Standard deviation")

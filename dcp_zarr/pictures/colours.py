@@ -18,7 +18,7 @@ BAD = (229, 57, 53)
 """Colour of what is NaN or infinite."""
 NOTHING = 'fill-opacity=".12"'
 """How a cell looks that has no number."""
-_LOG_FROM = 30
+_LOG_FROM = 15
 """A scale is logarithmic where the largest number is so many times the median."""
 _LOG_RANGE = 1e6
 _BAR = 200

@@ -42,7 +42,8 @@ def histogram(
     heights = np.log10(1.0 + counts) if is_log else np.asarray(counts, float)
     most = max(float(heights.max(initial=0.0)), 1e-9)
     bottom = _TOP + _HEIGHT
-    places = _LEFT + (edges - low) / ((high - low) or 1.0) * _WIDTH
+    share = (edges - low) / (high - low) if high > low else np.linspace(0.4, 0.6, edges.size)
+    places = _LEFT + share * _WIDTH
     parts = [text(MARGIN, 40, note)] if note else []
     for tick in _upward(most, is_log=is_log):
         y = bottom - (log10(1 + tick) if is_log else tick) / most * _HEIGHT
@@ -55,7 +56,7 @@ def histogram(
             wide = max(places[n + 1] - places[n] - 0.5, 0.5)
             parts.append(box(places[n], bottom - tall, wide, tall, _LOOK, tip))
     for tick in ticks(low, high):
-        x = _LEFT + (tick - low) / ((high - low) or 1.0) * _WIDTH
+        x = _LEFT + ((tick - low) / (high - low) if high > low else 0.5) * _WIDTH
         parts.append(box(x, bottom, 1, 4, 'fill-opacity=".5"'))
         parts.append(text(x, bottom + 17, f"{tick:.4g}", anchor="middle"))
     return drawn(title, _LEFT + _WIDTH + 24, bottom + 28, parts)

@@ -53,7 +53,7 @@ class _Panel:
         def draw(x: float, y: float, scale: Scale) -> Iterator[str]:
             yield text(x, y + 11, title, is_name=True, bold=True)
             for number, column in enumerate(columns):
-                if number % -(-_LABEL // sizes[0]) == 0:
+                if column and number % -(-_LABEL // sizes[0]) == 0:
                     at = x + left + sizes[0] * (number + 0.6)
                     yield text(at, y + top - 5, column, is_name=True, turned=True)
             for number, row in enumerate(rows):

@@ -15,6 +15,7 @@ MARGIN = 8
 LETTER = 6.7
 """Width of a letter of a name, in pixels."""
 _MAX_NAME_LENGTH = 44
+_MAX_TITLE_LENGTH = 72
 _FONT = "system-ui,sans-serif"
 _NAME_FONT = "ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace"
 # One rule for a file of its own; on a page or in a notebook the text has the colour around it.
@@ -76,14 +77,15 @@ class Picture:
 
 def drawn(title: str, width: float, height: float, parts: Iterable[str]) -> Picture:
     """Return a picture of parts of SVG, below its title."""
-    width = max(width, len(title) * 7.5 + 2 * MARGIN)
+    shown = shortened(title, _MAX_TITLE_LENGTH)
+    width = max(width, len(shown) * 8.2 + 2 * MARGIN)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" role="img" '
         f'aria-label="{escape(printable(title))}" style="max-width:100%;height:auto" '
         f'font-family="{_FONT}" font-size="12" fill="currentColor">'
     )
-    written = text(MARGIN, 20, title, bold=True)
+    written = text(MARGIN, 20, shown, bold=True)
     return Picture(title, "".join([head, written, *parts, "</svg>"]))
 
 
@@ -106,11 +108,11 @@ def text(
     return f'<text x="{x:.1f}" y="{y:.1f}"{style}>{content}</text>'
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, most: int = _MAX_NAME_LENGTH) -> str:
     """Return a name as it is shown; one that is long without its middle."""
     name = printable(name)
-    half = _MAX_NAME_LENGTH // 2
-    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: half - 1]}…{name[-half:]}"
+    half = most // 2
+    return name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def box(x: float, y: float, width: float, height: float, look: str, tip: str = "") -> str:
