@@ -54,6 +54,13 @@ class ExportReport:
     left_out: tuple[str, ...]
     """FQNs of what is not in them: objects, and tensors that `names` left out."""
 
+    def __repr__(self) -> str:
+        """Count what was written and what not: names may be thousands."""
+        files = repr(self.files[-1]) if len(self.files) == 1 else f"{len(self.files)} files"
+        return (
+            f"ExportReport: {len(self.tensors)} tensors in {files}, left out: {len(self.left_out)}"
+        )
+
 
 def export(
     checkpoint: Checkpoint | str | os.PathLike[str],
@@ -114,7 +121,7 @@ def export(
     >>> import torch
     >>> _ = save({"model": {"w": torch.ones(4)}, "step": 7}, "step-1.zarr")
     >>> export("step-1.zarr", "w.safetensors", names=lambda fqn: fqn.removeprefix("model."))
-    ExportReport(files=('w.safetensors',), tensors={'model.w': 'w'}, left_out=('step',))
+    ExportReport: 1 tensors in 'w.safetensors', left out: 1
     """
     with _opened(checkpoint) as opened:
         chosen = opened.select(pattern)
@@ -224,7 +231,7 @@ class _Destination:
             )
         if is_taken and not overwrite:
             raise CheckpointExistsError(
-                f"{self.path!r} exists: choose another path, or pass overwrite=True.",
+                f"{self.path!r} exists: choose another path, or pass overwrite=True (--overwrite).",
                 path=self.path,
             )
         disk = next(folder for folder in self.commit.path.parents if folder.exists())

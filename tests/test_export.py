@@ -67,6 +67,7 @@ def test_one_file_holds_all_tensors_and_the_report_says_what_is_left_out(state, 
     assert report.files == (OUT,)
     assert report.tensors == {name: name for name in loaded}
     assert report.left_out == ("step", "betas")
+    assert repr(report) == f"ExportReport: 2 tensors in {OUT!r}, left out: 2"
     for name, tensor in state["model"].items():
         assert torch.equal(loaded[f"model.{name}"], tensor)
     with safe_open(OUT, "pt") as file:

@@ -162,6 +162,12 @@ def test_what_cannot_be_opened_says_why_once(path):
         dcp.load({"w": torch.zeros(1)}, storage_reader=ZarrStorageReader(path), no_dist=True)
 
 
+def test_a_directory_of_checkpoints_names_one_of_them(path):
+    dcp_zarr.save({"w": torch.zeros(1)}, f"run/step-1-{path}")
+    with pytest.raises(dcp_zarr.CheckpointNotFoundError, match=f"such as 'run/step-1-{path}'"):
+        dcp_zarr.open_checkpoint("run")
+
+
 def test_a_path_is_needed():
     with pytest.raises(
         dcp.CheckpointException, match="No path: give ZarrStorageWriter one, or dcp.save"
@@ -298,7 +304,9 @@ def test_other_zarr_groups_and_files_are_not_checkpoints():
         dcp_zarr.FormatError, match="is a Zarr group, but not a dcp_zarr checkpoint"
     ):
         dcp_zarr.open_checkpoint("z")
-    with pytest.raises(dcp_zarr.FormatError, match="is a file, but no zip file and no HDF5"):
+    with pytest.raises(
+        dcp_zarr.FormatError, match="no zip file and no HDF5 file, nor one of torch"
+    ):
         dcp_zarr.open_checkpoint("z/zarr.json")
 
 

@@ -22,6 +22,8 @@ from dcp_zarr.errors import (
 )
 
 _OPEN_TRIES = 5
+_SUFFIXES = (".zarr", ".zarr.zip", ".h5", ".hdf5", ".pt", ".pth", ".bin", ".ckpt")
+"""Of what may be a checkpoint."""
 
 
 class DirectorySource(ZarrSource):
@@ -68,8 +70,17 @@ class DirectorySource(ZarrSource):
             if commit.partial.exists():
                 raise incomplete(commit) from error
             raise CheckpointNotFoundError(
-                f"There is no checkpoint at {self._where!r}: it has no zarr.json.", path=self._where
+                f"There is no checkpoint at {self._where!r}: it has no zarr.json, no .metadata of "
+                f"torch and no safetensors.{self._within()}",
+                path=self._where,
             ) from error
+
+    def _within(self) -> str:
+        """Return a hint at a checkpoint in the directory, or nothing."""
+        names = sorted(name for name in os.listdir(self._fd) if name.endswith(_SUFFIXES))
+        return (
+            f" Open one in it, such as {os.path.join(self._where, names[-1])!r}." if names else ""
+        )
 
     def _read(self, key: str) -> bytes:
         with os.fdopen(self._open_file(key), "rb") as file:

@@ -72,8 +72,8 @@ class ZipSource(ZarrSource):
                 path=self._where,
             )
         return FormatError(
-            f"{self._where!r} is a file, but no zip file and no HDF5 file; a checkpoint is a "
-            "directory or one of these.",
+            f"{self._where!r} is a file, but no zip file and no HDF5 file, nor one of torch.save or "
+            "safetensors; give the path of one of these, or of a directory.",
             path=self._where,
         )
 

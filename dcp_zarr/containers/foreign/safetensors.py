@@ -87,7 +87,7 @@ def open_directory(path: str, names: Iterable[str]) -> ForeignSource:
             if fqn in found:
                 raise FormatError(
                     f"Tensor {fqn!r} is in {name!r} and in another file of {path!r}, and there is "
-                    "no index that says which; put them together first.",
+                    f"no index that says which; open one of them, such as {full!r}.",
                     fqn=fqn,
                     path=path,
                 )
