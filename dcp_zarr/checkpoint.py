@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -189,17 +189,27 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         entries, limits = list(self._entries.values()), Limits.of(thread_count)
         yield from statistics(entries, self._source, limits, stored=stored)
 
-    def diff(self, new: Checkpoint, *, thread_count: int | None = None) -> Table[TensorDifference]:
+    def diff(
+        self,
+        new: Checkpoint,
+        *,
+        names: Callable[[str], str] = str,
+        thread_count: int | None = None,
+    ) -> Table[TensorDifference]:
         """Return how each tensor of this checkpoint differs in a newer one.
+
+        Parameters
+        ----------
+        names
+            Gives the name that an FQN of either is compared by, as where one lacks a prefix.
 
         Raises
         ------
         CorruptionError
             If stored bytes are lost or changed.
         """
-        found = differences(
-            self._entries, new._entries, (self._source, new._source), Limits.of(thread_count)
-        )
+        one, two = ({names(f): e for f, e in part._entries.items()} for part in (self, new))
+        found = differences(one, two, (self._source, new._source), Limits.of(thread_count))
         return Table(TensorDifference, found, f"{self.path} -> {new.path}")
 
     def layer_map(
@@ -304,8 +314,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def __repr__(self) -> str:
         """Draw the first lines of the tree."""
-        tree = self.tree()
-        return str(summary_tree(tree.rows, tree.title))
+        return str(summary_tree(self.tree()))
 
     def _repr_html_(self) -> str:
         """Draw the tree as HTML."""

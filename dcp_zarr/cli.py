@@ -42,6 +42,7 @@ What = Annotated[
     str, typer.Argument(help="Name, with a slice behind it if wanted, as in numpy: 'w[:2, -1]'.")
 ]
 Reread = Annotated[bool, typer.Option("--read", help="Read values even if these are stored.")]
+StripPrefix = Annotated[str, typer.Option(help="Taken off names, such as model.")]
 Sort = Annotated[str, typer.Option(help="Column to sort by, largest first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SLICE_PARTS = 3
@@ -111,20 +112,28 @@ def diff(
     new: Newer,
     pattern: Pattern = "",
     sort: Sort = "",
+    strip_prefix: StripPrefix = "",
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Compare two checkpoints, tensor by tensor; exits with 1 where they differ.
 
+    Where a prefix is stripped, the pattern selects from the older one alone.
+
     Example: dcp-zarr diff step-900.zarr step-1000.zarr model --sort relative_norm
     """
-    with _opened(old, pattern) as first, _opened(new, pattern) as second:
-        table = first.diff(second)
+    with (
+        _opened(old, pattern) as first,
+        _opened(new, "" if strip_prefix else pattern) as second,
+    ):
+        table = first.diff(second, names=lambda fqn: fqn.removeprefix(strip_prefix))
     table = table.sorted_by(sort) if sort else table
     differing = table.where(lambda row: row.change != "equal")
     if as_json:
         _print_json(table.to_dicts())
     elif differing:
         typer.echo(differing.to_text())
+        if all(row.change in ("added", "removed") for row in table):
+            typer.echo("No name is in both: --strip-prefix takes off what one lacks.", err=True)
     else:
         typer.echo(f"All {len(table)} tensors are equal, bit for bit.")
     raise typer.Exit(1 if differing else 0)
@@ -156,7 +165,7 @@ def export(
     path: Path,
     destination: Annotated[str, typer.Argument(help="A path in .safetensors, or a directory.")],
     pattern: Pattern = "",
-    strip_prefix: Annotated[str, typer.Option(help="Taken off names, such as model.")] = "",
+    strip_prefix: StripPrefix = "",
     file_bytes: Annotated[
         str, typer.Option(help="Most bytes of each file of a directory, such as 5GB or 5GiB.")
     ] = "",

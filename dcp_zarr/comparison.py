@@ -34,7 +34,7 @@ class TensorDifference:
     """
 
     fqn: str
-    """Fully qualified name."""
+    """Fully qualified name; where they are compared by another, that in the new one."""
     change: str
     """``equal``, ``values``, ``dtype``, ``shape``, ``added`` or ``removed``."""
     was: str
@@ -84,7 +84,7 @@ def differences(
     Parameters
     ----------
     old, new
-        The tensors by FQN.
+        The tensors by the names that are compared.
     sources
         Where the old ones and the new ones are.
     limits
@@ -97,9 +97,9 @@ def differences(
     """
     for fqn in {**old, **new}:
         if fqn not in new:
-            yield TensorDifference(fqn, "removed", _described(old[fqn]), "")
+            yield TensorDifference(old[fqn].fqn, "removed", _described(old[fqn]), "")
         elif fqn not in old:
-            yield TensorDifference(fqn, "added", "", _described(new[fqn]))
+            yield TensorDifference(new[fqn].fqn, "added", "", _described(new[fqn]))
         elif old[fqn].array.shape != new[fqn].array.shape:
             yield TensorDifference(fqn, "shape", _described(old[fqn]), _described(new[fqn]))
     pairs = [

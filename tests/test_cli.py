@@ -108,6 +108,13 @@ def test_diff_tells_what_differs_and_exits_with_1(path):
     assert "All 3 tensors are equal" in run("diff", path, path)
 
 
+def test_diff_compares_with_what_was_exported_without_a_prefix(path):
+    run("export", path, "out.safetensors", "model", "--strip-prefix", "model.")
+    assert "No name is in both" in run("diff", path, "out.safetensors", code=1)
+    told = run("diff", path, "out.safetensors", "model", "--strip-prefix", "model.")
+    assert told == "All 2 tensors are equal, bit for bit.\n"
+
+
 def test_export_writes_safetensors(path):
     said = run("export", path, "out.safetensors", "--strip-prefix", "model.")
     assert said.splitlines() == [

@@ -188,6 +188,15 @@ class TestDiff:
         assert (found["b"].was, found["b"].now) == ("float32 [2]", "float32 [3]")
         assert (found["c"].differing, found["c"].max_abs) == (0, 0)
 
+    def test_names_may_be_compared_without_a_prefix(self):
+        dcp_zarr.save({"model": {"w": torch.ones(2), "b": torch.ones(1)}}, "x.zarr")
+        dcp_zarr.save({"w": torch.ones(2), "c": torch.ones(1)}, "y.zarr")
+        with dcp_zarr.open_checkpoint("x.zarr") as a, dcp_zarr.open_checkpoint("y.zarr") as b:
+            found = a.diff(b, names=lambda fqn: fqn.removeprefix("model."))
+        assert {row.fqn: row.change for row in found} == {
+            "w": "equal", "model.b": "removed", "c": "added"
+        }  # fmt: skip
+
     def test_a_zero_of_another_sign_differs(self):
         row = self.diff({"w": torch.tensor([0.0])}, {"w": torch.tensor([-0.0])})["w"]
         assert (row.change, row.differing, row.max_abs) == ("values", 1, 0)

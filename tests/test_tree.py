@@ -21,7 +21,7 @@ def layers(count, *names, shape=(2, 3)):
 
 
 def short(rows):
-    return str(summary_tree(rows, "title")).splitlines()[1:]
+    return str(summary_tree(Tree(rows, "title"))).splitlines()[1:]
 
 
 def test_equal_layers_are_one_line_where_all_lines_are_too_many():

@@ -72,7 +72,7 @@ class ZipSource(ZarrSource):
                 path=self._where,
             )
         return FormatError(
-            f"{self._where!r} is a file, but no zip file and no HDF5 file, nor one of torch.save or "
+            f"{self._where!r} is a file, but no zip file and no HDF5 file, nor one of torch or "
             "safetensors; give the path of one of these, or of a directory.",
             path=self._where,
         )

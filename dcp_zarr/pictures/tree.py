@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -58,9 +58,9 @@ class Tree:
         return tree_html(folded(grown(self.rows)), self.title)
 
 
-def summary_tree(rows: Sequence[Row], title: str) -> Tree:
+def summary_tree(tree: Tree) -> Tree:
     """Return a tree that is short enough for a repr."""
-    return Tree(rows, title, _MAX_REPR_LINES)
+    return replace(tree, max_lines=_MAX_REPR_LINES)
 
 
 def _lines(node: Node, indent: str, depth: int | None) -> Iterator[str]:
