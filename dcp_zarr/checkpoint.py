@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 from dcp_zarr import layer_maps, listing, names
-from dcp_zarr.comparison import TensorDifference, differences
+from dcp_zarr.comparison import TensorDifference, differences, renamed
 from dcp_zarr.errors import TensorNotFoundError
 from dcp_zarr.lazy_tensor import LazyTensor
 from dcp_zarr.moments import update_sizes
@@ -205,10 +205,10 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
         Raises
         ------
-        CorruptionError
-            If stored bytes are lost or changed.
+        OptionError, CorruptionError
+            If two names would become one, or stored bytes are lost or changed.
         """
-        one, two = ({names(f): e for f, e in part._entries.items()} for part in (self, new))
+        one, two = (renamed(part._entries, names) for part in (self, new))
         found = differences(one, two, (self._source, new._source), Limits.of(thread_count))
         return Table(TensorDifference, found, f"{self.path} -> {new.path}")
 

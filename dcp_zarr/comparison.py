@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import nan, sqrt
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dcp_zarr.errors import OptionError
 from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_box, summed
 from dcp_zarr.value_sums import BLOCK_ELEMENTS
 
@@ -71,6 +72,25 @@ class _Sums:
             self.new + other.new,
             self.product + other.product,
         )
+
+
+def renamed(
+    entries: Mapping[str, TensorEntry], names: Callable[[str], str]
+) -> dict[str, TensorEntry]:
+    """Return tensors by other names.
+
+    Raises
+    ------
+    OptionError
+        If two would have one name.
+    """
+    found: dict[str, TensorEntry] = {}
+    for fqn, entry in entries.items():
+        if (other := found.setdefault(names(fqn), entry)) is not entry:
+            raise OptionError(
+                f"{other.fqn!r} and {fqn!r} would both be compared as {names(fqn)!r}: change names."
+            )
+    return found
 
 
 def differences(

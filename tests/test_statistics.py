@@ -196,6 +196,9 @@ class TestDiff:
         assert {row.fqn: row.change for row in found} == {
             "w": "equal", "model.b": "removed", "c": "added"
         }  # fmt: skip
+        message = "'model.w' and 'model.b' would both be compared as 'x': change names"
+        with pytest.raises(dcp_zarr.OptionError, match=message):
+            a.diff(b, names=lambda _: "x")
 
     def test_a_zero_of_another_sign_differs(self):
         row = self.diff({"w": torch.tensor([0.0])}, {"w": torch.tensor([-0.0])})["w"]
