@@ -299,7 +299,7 @@ def _print_json(value: Any) -> None:  # noqa: ANN401
 
 
 def _json(value: Any) -> str:  # noqa: ANN401
-    return json.dumps(_strict(value), ensure_ascii=False)
+    return json.dumps(_strict(value), ensure_ascii=False, default=repr)
 
 
 def _strict(value: Any) -> Any:  # noqa: ANN401
@@ -307,7 +307,10 @@ def _strict(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, float) and not isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, (str, int)) else repr(key): _strict(item)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
     return value

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcp_zarr.dtypes import PACKED, DType, dtype_of
-from dcp_zarr.errors import UnsafeObjectError, UnsupportedTensorError
+from dcp_zarr.errors import CorruptionError, UnsafeObjectError, UnsupportedTensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,6 +190,8 @@ def object_value(payload: bytes | memoryview, fqn: str, *, weights_only: bool = 
     ------
     UnsafeObjectError
         If `weights_only`, and the object is of a type that could run code.
+    CorruptionError
+        If `weights_only`, and it is not whole.
     """
     try:
         return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=weights_only)
@@ -200,6 +202,13 @@ def object_value(payload: bytes | memoryview, fqn: str, *, weights_only: bool = 
             f"Object {fqn!r} is not loaded, since unpickling it could run code: "
             f"{found[1] if found else summary}. If you trust the checkpoint: "
             "dcp_zarr.load(path, name, weights_only=False).",
+            fqn=fqn,
+        ) from error
+    except Exception as error:  # what torch makes of changed bytes
+        if not weights_only:
+            raise  # perhaps of a class of the caller's
+        raise CorruptionError(
+            f"Object {fqn!r} is damaged: {error!r:.200} Restore the checkpoint from a copy.",
             fqn=fqn,
         ) from error
 

@@ -304,6 +304,22 @@ def test_the_command_line_opens_them(capsys, monkeypatch):
     assert "[20. 21. 22.]" in capsys.readouterr().out
 
 
+def test_the_command_line_prints_an_object_that_json_has_not(capsys, monkeypatch):
+    torch.save({"names": [{(1, 2): {3}}]}, "x.pt")
+    monkeypatch.setattr(sys, "argv", ["dcp-zarr", "show", "--json", "x.pt", "names"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == '[{"(1, 2)": "{3}"}]\n'
+
+
+def test_a_damaged_object_is_an_error_of_ours():
+    save_dcp({"o": (1,)}, "x")
+    (file,) = Path("x").glob("*.distcp")
+    file.write_bytes(file.read_bytes().replace(b"PK\5\6", b"PK\5\7"))
+    with pytest.raises(CorruptionError, match="Object 'o' is damaged"):
+        dcp_zarr.load("x")
+
+
 class Evil:
     def __init__(self, function, *arguments):
         self.reduced = (function, arguments)
