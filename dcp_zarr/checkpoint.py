@@ -333,7 +333,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         """Check every document, index and read chunk; return what is lost or changed.
 
         All stored bytes are read, none are decoded. An empty list says that every byte that a
-        reader would use is the one that was saved; of what others saved, that all bytes are there.
+        reader would use is the one that was saved. What others saved has no checksums: its files
+        are measured, not read, and an empty list says that none is cut off.
         """
         return list(damage(self._source))
 

@@ -93,6 +93,8 @@ class Schema:
     """Versions of the programs that wrote the checkpoint."""
     documents: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each array's document, by path."""
+    is_foreign: bool = False
+    """Whether others saved it: read chunks are made when they are read, and nothing checks them."""
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:

@@ -32,13 +32,15 @@ class Damage:
 
 def damage(source: Source) -> Iterator[Damage]:
     """Check every document, index and read chunk; yield what is lost or changed."""
+    for text in source.damaged_documents():
+        yield Damage(None, None, text)
+    if source.schema.is_foreign:
+        return
     jobs = [
         engine.CheckJob(array, write_chunk)
         for array, _, _ in source.schema.arrays()
         for write_chunk in coordinates(array.write_grid.touched(Region.whole(array.shape)))
     ]
-    for text in source.damaged_documents():
-        yield Damage(None, None, text)
     for job, error in engine.check(jobs, source, Limits.of(None)):
         region = job.array.write_grid.box(job.write_chunk)
         yield Damage(job.array.fqn, region, str(error))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 FIRST_BYTES = 512
 """Of a file, by which it is known."""
+_TORCH_ENTRIES = (b"/data.pkl", b"/data/0")
+"""First entries of a file of ``torch.save``, and of TorchScript."""
 
 
 def open_file(path: str, begins: bytes) -> ForeignSource | None:
@@ -23,17 +25,17 @@ def open_file(path: str, begins: bytes) -> ForeignSource | None:
     CorruptionError, FormatError, UnsupportedTensorError
         If it is not whole, or holds what cannot be read.
     """
-    if begins.startswith(torch_files.MAGIC) or is_torch_zip(begins):
+    if torch_files.is_older(begins) or is_torch_zip(begins):
         return torch_save.open_file(path)
-    if safetensors.is_safetensors(begins) or (begins and path.endswith(".safetensors")):
+    if safetensors.is_safetensors(begins) or path.endswith(".safetensors"):
         return safetensors.open_file(path)
     return None
 
 
 def is_torch_zip(begins: bytes) -> bool:
-    """Say whether a zip file's first entry is the pickle that ``torch.save`` writes first."""
+    """Say whether a zip file's first entry is one that torch writes first."""
     name_nbytes = int.from_bytes(begins[26:28], "little")
-    return begins.startswith(b"PK\3\4") and begins[30 : 30 + name_nbytes].endswith(b"/data.pkl")
+    return begins.startswith(b"PK\3\4") and begins[30 : 30 + name_nbytes].endswith(_TORCH_ENTRIES)
 
 
 def open_directory(path: str) -> ForeignSource | None:
@@ -47,7 +49,7 @@ def open_directory(path: str) -> ForeignSource | None:
     names = os.listdir(path) if Path(path).is_dir() else []
     if "zarr.json" in names:
         return None
-    if torch_dcp.METADATA in names:
+    if Path(path, torch_dcp.METADATA).is_file():
         return torch_dcp.open_directory(path)
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return safetensors.open_directory(path, names)

@@ -10,14 +10,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dcp_zarr.codecs import NONE
 from dcp_zarr.container import Extent
+from dcp_zarr.containers.foreign.strided import c_strides
 from dcp_zarr.dtypes import bits_dtype, dtype_of
-from dcp_zarr.errors import CorruptionError, DcpZarrError
+from dcp_zarr.errors import CorruptionError, DcpZarrError, LayoutError, UnsupportedTensorError
 from dcp_zarr.layout import ArrayLayout, enclosing
 from dcp_zarr.region import Region, Tiling
 from dcp_zarr.schema import Schema, TensorEntry
@@ -74,13 +77,20 @@ def placed_tensor(
     Raises
     ------
     UnsupportedTensorError
-        If there is no such dtype.
-    LayoutError
+        If there is no such dtype, or no numpy array is that large.
+    CorruptionError
         If they do not cover it.
     """
     dtype = dtype_of(torch_dtype, fqn=fqn)
+    if prod(max(n, 1) for n in shape) * dtype.itemsize >= 2**63:
+        raise UnsupportedTensorError(
+            f"Tensor {fqn!r} is said to be {list(shape)}, more than any machine holds.", fqn=fqn
+        )
     tiling = Tiling.of(shape, [region for region, _ in parts])
-    tiling.check(fqn)
+    try:
+        tiling.check(fqn)
+    except LayoutError as error:
+        raise CorruptionError(f"Tensor {fqn!r} is not whole: {error}", fqn=fqn) from error
     nbytes = _READ_CHUNK_BYTES if is_contiguous else _TRANSPOSED_BYTES
     read = _rows(shape, max(nbytes // dtype.itemsize, 1))
     array = ArrayLayout(
@@ -110,8 +120,8 @@ class ForeignSource:
         Tensors and objects, in order.
     placed
         Where tensors, and the bytes of objects, lie: by FQN.
-    save_id
-        What tells it from another at the same path.
+    documents
+        Files that describe it, as they were when they were read.
     planner_data, metadata_version
         As in `Schema`.
     """
@@ -124,20 +134,22 @@ class ForeignSource:
         entries: Sequence[Entry],
         placed: Mapping[str, Sequence[Place]],
         *,
-        save_id: str,
+        documents: Mapping[str, os.stat_result],
         planner_data: Mapping[str, Keys] | None = None,
         metadata_version: str | None = None,
     ) -> None:
         self._where = where
         self._placed = placed
-        self._seen: dict[str, tuple[int, ...]] = {}
+        self._documents = list(documents)
+        self._seen = {path: _identity(status) for path, status in documents.items()}
         self._is_open = True
         self._schema = Schema(
             entries=tuple(entries),
-            save_id=save_id,
+            save_id=" ".join(f"{s.st_size}-{s.st_mtime_ns}" for s in documents.values()),
             objects_codec=NONE,
             planner_data=planner_data,
             metadata_version=metadata_version,
+            is_foreign=True,
         )
 
     @property
@@ -151,14 +163,23 @@ class ForeignSource:
         return self._schema
 
     def damaged_documents(self) -> Iterator[str]:
-        """Give nothing: these formats have no checksums of what describes them."""
-        return iter(())
+        """Describe what is missing; these formats have no checksums."""
+        for fqn, places in self._placed.items():
+            for place in places:
+                try:
+                    found = place()
+                    if found.start + found.span > os.stat(found.path).st_size:
+                        yield f"{fqn}: {found.path!r} ends before byte {found.start + found.span}."
+                except (DcpZarrError, OSError) as error:
+                    yield f"{fqn}: {error}"
 
     @contextmanager
     def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_Gathered]:
         """Open a tensor; its files are opened when they are read."""
         if not self._is_open:
             raise DcpZarrError(f"{self._where!r} was closed; open it again.", path=self._where)
+        for path in self._documents:
+            self._check_same(path, os.stat(path))
         entry = self._schema.tensors.get(array.fqn)
         tiling = entry.tiling if entry else Tiling.of(array.shape, [Region.whole(array.shape)])
         with ExitStack() as stack:
@@ -171,15 +192,16 @@ class ForeignSource:
             if path not in opened:
                 opened[path] = fd = os.open(path, os.O_RDONLY)
                 stack.callback(os.close, fd)
-                found = os.fstat(fd)
-                identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-                if self._seen.setdefault(path, identity) != identity:
-                    raise CorruptionError(
-                        f"{path!r} was replaced while it was read; open it again."
-                    )
+                self._check_same(path, os.fstat(fd))
             return opened[path]
 
         return opener
+
+    def _check_same(self, path: str, status: os.stat_result) -> None:
+        """Raise where a file is not the one that was seen first."""
+        found = _identity(status)
+        if self._seen.setdefault(path, found) != found:
+            raise CorruptionError(f"{path!r} was replaced after it was opened; open it again.")
 
     def close(self) -> None:
         """Let nothing more be read."""
@@ -197,19 +219,20 @@ class _Gathered:
 
     def extents(self, read_chunks: Sequence[Shape]) -> list[Extent]:
         """Return where read chunks lie."""
-        counts, nbytes = self.array.read_grid.counts, self.array.read_chunk_nbytes
-        numbers = np.ravel_multi_index(tuple(np.array(read_chunks).T), counts) if counts else [0]
-        return [Extent(int(n) * nbytes, nbytes, is_checked=False) for n in numbers]
+        steps, nbytes = c_strides(self.array.read_grid.counts), self.array.read_chunk_nbytes
+        numbers = (sum(map(mul, read_chunk, steps)) for read_chunk in read_chunks)
+        return [Extent(number * nbytes, nbytes, is_checked=False) for number in numbers]
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers, each of whole read chunks, from the files."""
         array = self.array
         dtype, nbytes = bits_dtype(array.itemsize), array.read_chunk_nbytes
+        counts = array.read_grid.counts
         number = offset // nbytes
         for buffer in buffers:
             for start in range(0, len(buffer), nbytes):
-                counts = array.read_grid.counts
-                read_chunk = tuple(map(int, np.unravel_index(number, counts))) if counts else ()
+                both = zip(c_strides(counts), counts, strict=True)
+                read_chunk = tuple(number // step % count for step, count in both)
                 out = np.frombuffer(buffer[start : start + nbytes], dtype)
                 self._fill(read_chunk, out.reshape(array.read_chunk_shape))
                 number += 1
@@ -238,7 +261,5 @@ class _Gathered:
         return [int(number) for number in np.flatnonzero(shared)]
 
 
-def identity(path: str) -> str:
-    """Return what tells a file from another at its path."""
-    found = os.stat(path)
-    return f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -9,27 +9,26 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from dcp_zarr.containers.foreign.foreign_source import (
-    ForeignSource,
-    Placed,
-    identity,
-    placed_tensor,
-)
-from dcp_zarr.containers.foreign.strided import Strided
+from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Placed, placed_tensor
+from dcp_zarr.containers.foreign.strided import Strided, is_file_name, numbers_of_axes
 from dcp_zarr.dtypes import PACKED, dtype_of
 from dcp_zarr.errors import CorruptionError, FormatError, UnsupportedTensorError
 from dcp_zarr.region import Region
 from dcp_zarr.safetensors_format import METADATA_NAME, NAMES
 
+if TYPE_CHECKING:
+    from dcp_zarr.region import Shape
+
 _SIZE = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 """The bound of the format's own library."""
-_MAX_AXES = 64
+_OFFSETS = "DCP_SHARDING_INFO"
+"""Where torch's DCP says in a header which regions of tensors the file holds."""
 
 TORCH_DTYPES = {name: torch_dtype for torch_dtype, name in NAMES.items()}
 """Torch's dtype for each of the format's."""
@@ -40,6 +39,22 @@ def is_safetensors(begins: bytes) -> bool:
     return len(begins) > _SIZE.size and begins[_SIZE.size : _SIZE.size + 1] == b"{"
 
 
+class Part(NamedTuple):
+    """A tensor in a file, or the part of one that is in it."""
+
+    torch_dtype: str
+    """Name of its dtype."""
+    place: Strided
+    """Where its elements lie."""
+    region: Region
+    """Which part it is."""
+
+    @property
+    def lies(self) -> tuple[int, int]:
+        """Its first byte in the file, and how many it has."""
+        return self.place.start, self.place.span
+
+
 def open_file(path: str) -> ForeignSource:
     """Open one file.
 
@@ -48,10 +63,12 @@ def open_file(path: str) -> ForeignSource:
     CorruptionError, FormatError, UnsupportedTensorError
         If it is not whole, or holds what cannot be read.
     """
-    return _source(path, list(_tensors(path).values()), identity(path))
+    documents: dict[str, os.stat_result] = {}
+    found = {fqn: [part] for fqn, part in _parts(path, documents).items()}
+    return _source(path, found, documents)
 
 
-def open_directory(path: str, names: Iterable[str]) -> ForeignSource:
+def open_directory(path: str, names: Collection[str]) -> ForeignSource:
     """Open a directory of files: those that its index tells of, or else all.
 
     Parameters
@@ -72,48 +89,62 @@ def open_directory(path: str, names: Iterable[str]) -> ForeignSource:
             f"{path!r} has several indexes ({', '.join(indexes)}); open one of its files.",
             path=path,
         )
-    files = sorted(name for name in names if name.endswith(".safetensors"))
     told = _weight_map(path, indexes[0]) if indexes else None
-    found: dict[str, Placed] = {}
-    for name in files if told is None else sorted(set(told.values())):
+    files = (
+        [name for name in names if name.endswith(".safetensors")] if told is None else told.values()
+    )
+    found: dict[str, list[Part]] = {fqn: [] for fqn in told or ()}
+    documents: dict[str, os.stat_result] = {}
+    for name in sorted(set(files)):
         full = os.path.join(path, name)
-        if not Path(full).is_file():
-            raise CorruptionError(
-                f"{full!r} is missing, though {indexes[0]!r} names it.", path=full
-            )
-        for fqn, tensor in _tensors(full).items():
-            if told is not None and told.get(fqn) != name:
-                continue
-            if fqn in found:
-                raise FormatError(
-                    f"Tensor {fqn!r} is in {name!r} and in another file of {path!r}, and there is "
-                    f"no index that says which; open one of them, such as {full!r}.",
-                    fqn=fqn,
-                    path=path,
-                )
-            found[fqn] = tensor
-    missing = [fqn for fqn in told or () if fqn not in found]
+        if name not in names or not Path(full).is_file():
+            raise CorruptionError(f"{full!r} is missing, or no file.", path=full)
+        for fqn, part in _parts(full, documents).items():
+            if told is None or told.get(fqn) == name:
+                found.setdefault(fqn, []).append(part)
+    missing = [fqn for fqn, parts in found.items() if not parts]
     if missing:
         raise CorruptionError(
-            f"Tensor {missing[0]!r} is not in {told[missing[0]]!r} of {path!r}, though the index "  # type: ignore[index]
-            f"says so; {len(missing)} are missing.",
+            f"Tensor {missing[0]!r} is not in the file of {path!r} in which it should be, "
+            f"according to {indexes[0]!r}; {len(missing)} are missing.",
             fqn=missing[0],
             path=path,
         )
-    ordered = list(found.values()) if told is None else [found[fqn] for fqn in told]
-    return _source(path, ordered, identity(os.path.join(path, indexes[0]) if indexes else path))
+    return _source(path, found, documents)
 
 
-def _source(path: str, placed: list[Placed], save_id: str) -> ForeignSource:
-    places = {tensor.entry.fqn: tensor.places for tensor in placed}
-    return ForeignSource(path, [tensor.entry for tensor in placed], places, save_id=save_id)
+def _source(
+    path: str, found: Mapping[str, list[Part]], documents: Mapping[str, os.stat_result]
+) -> ForeignSource:
+    placed = {fqn: _placed(fqn, parts, path) for fqn, parts in found.items()}
+    entries = [tensor.entry for tensor in placed.values()]
+    places = {fqn: tensor.places for fqn, tensor in placed.items()}
+    return ForeignSource(path, entries, places, documents=documents)
+
+
+def _placed(fqn: str, parts: list[Part], path: str) -> Placed:
+    """Put a tensor together: where torch's DCP saved, each rank's file holds a part of it."""
+    regions = [part.region for part in parts]
+    if (
+        len(set(regions)) < len(parts)
+        or len({(p.torch_dtype, len(p.region.sizes)) for p in parts}) > 1
+    ):
+        raise FormatError(
+            f"Tensor {fqn!r} is in several files of {path!r}, and there is no index that says "
+            "which one counts: open one of the files.",
+            fqn=fqn,
+            path=path,
+        )
+    shape = tuple(map(max, zip(*(region.ends for region in regions), strict=True)))
+    places = [(part.region, part.place.itself) for part in parts]
+    return placed_tensor(fqn, parts[0].torch_dtype, shape, places)
 
 
 def _weight_map(path: str, index: str) -> Mapping[str, str]:
     """Return the file of each tensor; files are names, not paths."""
     try:
         told = json.loads(Path(path, index).read_bytes())["weight_map"]
-        if all(isinstance(name, str) and Path(name).name == name for name in told.values()):
+        if all(map(is_file_name, told.values())):
             return dict(told)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
@@ -122,19 +153,14 @@ def _weight_map(path: str, index: str) -> Mapping[str, str]:
     raise FormatError(f"{index!r} in {path!r} names a file outside of the directory.", path=path)
 
 
-def _tensors(path: str) -> dict[str, Placed]:
+def _parts(path: str, documents: dict[str, os.stat_result]) -> dict[str, Part]:
     with open(path, "rb") as file:
-        found = read_header(file, 0, os.fstat(file.fileno()).st_size, path)
-    return {fqn: _placed(fqn, *of_tensor) for fqn, of_tensor in found.items()}
+        documents[path] = os.fstat(file.fileno())
+        return read_header(file, 0, documents[path].st_size, path)
 
 
-def _placed(fqn: str, torch_dtype: str, place: Strided) -> Placed:
-    parts = [(Region.whole(place.shape), lambda: place)]
-    return placed_tensor(fqn, torch_dtype, place.shape, parts)
-
-
-def read_header(file: BinaryIO, start: int, end: int, path: str) -> dict[str, tuple[str, Strided]]:
-    """Return dtype and place of each tensor, in the order of their bytes.
+def read_header(file: BinaryIO, start: int, end: int, path: str) -> dict[str, Part]:
+    """Return what is in a file, in the order of their bytes.
 
     Parameters
     ----------
@@ -162,25 +188,39 @@ def read_header(file: BinaryIO, start: int, end: int, path: str) -> dict[str, tu
         )
     try:
         header = json.loads(file.read(nbytes), object_pairs_hook=_distinct)
+        offsets = _saved_offsets(header.pop(METADATA_NAME, None) or {})
         found = {
-            fqn: _tensor(fqn, told, first, path)
-            for fqn, told in header.items()
-            if fqn != METADATA_NAME
+            fqn: _part(fqn, told, offsets.get(fqn), first, path) for fqn, told in header.items()
         }
+        found = dict(sorted(found.items(), key=lambda item: item[1].lies))
     except UnsupportedTensorError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise CorruptionError(
             f"The header of {path!r} is not valid safetensors: {error!r:.100}", path=path
         ) from error
-    for fqn, (_, place) in found.items():
-        if place.start + place.span > end:
+    for fqn, part in found.items():
+        if part.place.start != first:
             raise CorruptionError(
-                f"{path!r} ends at byte {end - start}, before tensor {fqn!r} does: it was cut off.",
+                f"Tensor {fqn!r} in {path!r} does not begin where the one before it ends.",
                 fqn=fqn,
                 path=path,
             )
-    return dict(sorted(found.items(), key=lambda item: item[1][1].start))
+        first += part.place.span
+    if first != end:
+        raise CorruptionError(
+            f"{path!r} ends at byte {end - start}, not where its tensors do, at {first - start}: "
+            "it was cut off or added to.",
+            path=path,
+        )
+    return found
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -190,7 +230,13 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensor(fqn: str, told: Any, first: int, path: str) -> tuple[str, Strided]:  # noqa: ANN401
+def _saved_offsets(told: Mapping[str, str]) -> dict[str, Shape]:
+    """Return where parts begin in their tensors, which torch's DCP adds to a header."""
+    saved = json.loads(told.get(_OFFSETS, "{}"))
+    return {fqn: numbers_of_axes(of["saved_offsets"]) for fqn, of in saved.items()}
+
+
+def _part(fqn: str, told: Any, offsets: Shape | None, first: int, path: str) -> Part:  # noqa: ANN401
     if told["dtype"] not in TORCH_DTYPES:
         raise UnsupportedTensorError(
             f"Tensor {fqn!r} in {path!r} is of {told['dtype']!r:.20}, which torch has not.",
@@ -198,13 +244,15 @@ def _tensor(fqn: str, told: Any, first: int, path: str) -> tuple[str, Strided]: 
             path=path,
         )
     torch_dtype = TORCH_DTYPES[told["dtype"]]
-    shape, (begin, end) = tuple(told["shape"]), told["data_offsets"]
+    shape = numbers_of_axes(told["shape"])
     if torch_dtype in PACKED and shape:  # the format counts values, two in a byte
         shape = (*shape[:-1], shape[-1] // 2)
-    numbers = (*shape, begin, end)
-    if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
-        raise ValueError(f"{fqn!r} has no valid shape and place")
+    begin, end = numbers_of_axes(told["data_offsets"])
     itemsize = dtype_of(torch_dtype).itemsize
     if end - begin != prod(shape) * itemsize:
         raise ValueError(f"{fqn!r} has not as many bytes as its shape says")
-    return torch_dtype, Strided.contiguous(path, first + begin, itemsize, shape)
+    place = Strided.contiguous(path, first + begin, itemsize, shape)
+    region = Region.whole(shape) if offsets is None else Region(offsets, shape)
+    if len(region.offsets) != len(shape):
+        raise ValueError(f"{fqn!r} has other axes than its offsets")
+    return Part(torch_dtype, place, region)

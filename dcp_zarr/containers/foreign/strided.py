@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.region import Region, Shape
+
+_MAX_AXES = 63
+"""Bound of numpy, less the axis that complex32 gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class Strided:
     def contiguous(cls, path: str, start: int, itemsize: int, shape: Shape) -> Strided:
         """Return the box whose elements lie in C order, without gaps."""
         return cls(path, start, itemsize, shape, c_strides(shape))
+
+    def itself(self) -> Strided:
+        """Return it, where what gives a place is asked for."""
+        return self
 
     @property
     def is_contiguous(self) -> bool:
@@ -98,6 +106,24 @@ class Strided:
 
     def _ends(self) -> CorruptionError:
         return CorruptionError(f"{self.path!r} ends before byte {self.start + self.span}.")
+
+
+def is_file_name(name: Any) -> bool:  # noqa: ANN401
+    """Say whether what is told is the name of a file in the directory in which it is told."""
+    return isinstance(name, str) and name.isprintable() and Path(name).name == name
+
+
+def numbers_of_axes(told: Any) -> Shape:  # noqa: ANN401
+    """Return a shape, or offsets or strides, that a file tells.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none.
+    """
+    if len(told) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in told):
+        raise ValueError("no valid shape and place")
+    return tuple(told)
 
 
 def c_strides(shape: Shape) -> Shape:

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcp_zarr.containers.foreign import safetensors, torch_files
-from dcp_zarr.containers.foreign.foreign_source import (
-    ForeignSource,
-    Place,
-    identity,
-    placed_tensor,
-)
-from dcp_zarr.containers.foreign.pickles import Inert, TorchName, Unpickler
-from dcp_zarr.containers.foreign.strided import Strided
-from dcp_zarr.errors import CorruptionError, DcpZarrError, FormatError, LayoutError
+from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Place, placed_tensor
+from dcp_zarr.containers.foreign.pickles import Inert, TorchName, Unpickler, kind_of
+from dcp_zarr.containers.foreign.strided import Strided, is_file_name, numbers_of_axes
+from dcp_zarr.errors import CorruptionError, DcpZarrError, FormatError
 from dcp_zarr.layout import object_layout
 from dcp_zarr.region import Region
 from dcp_zarr.schema import Entry, Keys, ObjectEntry
@@ -34,7 +30,13 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint.metadata."
+_MORE_ITEMS = 1 << 16
+"""Items that a list may have, besides one for each entry: those that hold nothing are not told."""
 _MEMORY_FORMATS = ("contiguous_format", "channels_last", "preserve_format")
+
+
+_Headers = dict[tuple[str, int], "dict[str, safetensors.Part]"]
+"""What headers of safetensors tell, by file and first byte."""
 
 
 class _Item(NamedTuple):
@@ -53,13 +55,14 @@ def open_directory(path: str) -> ForeignSource:
     CorruptionError, FormatError, UnsupportedTensorError
         If its metadata is not whole, or says what cannot be read.
     """
-    metadata = _read_metadata(path)
+    metadata, status = _read_metadata(path)
     try:
         items = _items(path, metadata)
         entries: dict[str, Entry] = {}
+        headers: _Headers = {}
         placed: dict[str, list[Place]] = {}
         for fqn, told in metadata["state_dict_metadata"].items():
-            entries[fqn], placed[fqn] = _entry(_text(fqn), told, items)
+            entries[fqn], placed[fqn] = _entry(_text(fqn), told, items, headers)
         planner_data = _planner_data(metadata.get("planner_data"))
     except DcpZarrError:
         raise
@@ -70,7 +73,7 @@ def open_directory(path: str) -> ForeignSource:
         path,
         list(entries.values()),
         placed,
-        save_id=identity(os.path.join(path, METADATA)),
+        documents={os.path.join(path, METADATA): status},
         planner_data=planner_data,
         metadata_version=version if isinstance(version, str) else None,
     )
@@ -84,28 +87,23 @@ def _not_valid(path: str, error: Exception) -> FormatError:
     )
 
 
-def _read_metadata(path: str) -> Mapping[str, Any]:
-    content = Path(path, METADATA).read_bytes()
+def _read_metadata(path: str) -> tuple[Mapping[str, Any], os.stat_result]:
     try:
-        root = Unpickler(io.BytesIO(content), {}).read()
+        with Path(path, METADATA).open("rb") as file:
+            status = os.fstat(file.fileno())
+            root = Unpickler(io.BytesIO(file.read()), {}).read()
     except FormatError as error:
         raise _not_valid(path, error) from error
     if not isinstance(root, Inert) or root.global_name != _MODULE + "Metadata":
-        raise _not_valid(path, TypeError(f"it holds {root!r:.80}"))
+        raise _not_valid(path, TypeError(f"it holds {kind_of(root)}"))
     if not isinstance(root.state, dict):
         raise _not_valid(path, TypeError("it is empty"))
-    return root.state
+    return root.state, status
 
 
 def _text(value: Any) -> str:  # noqa: ANN401
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
-    return value
-
-
-def _shape(value: Any) -> Shape:  # noqa: ANN401
-    if not isinstance(value, tuple) or any(type(n) is not int or not 0 <= n < 2**63 for n in value):
-        raise TypeError(f"{value!r:.40} is no shape")
+        raise TypeError(f"{kind_of(value)} is no text")
     return value
 
 
@@ -113,8 +111,11 @@ def _planner_data(told: Any) -> dict[str, Keys] | None:  # noqa: ANN401
     """Return where entries stand in the nested state dict, where the planner says so plainly."""
     if not isinstance(told, dict):
         return None
+    most = len(told) + _MORE_ITEMS
     plain = all(
-        isinstance(keys, tuple) and keys and all(type(key) in (str, int) for key in keys)
+        isinstance(keys, tuple)
+        and keys
+        and all(type(key) is str or (type(key) is int and 0 <= key < most) for key in keys)
         for keys in told.values()
     )
     return told if plain else None
@@ -127,18 +128,18 @@ def _items(path: str, metadata: Mapping[str, Any]) -> dict[tuple[str, Shape | No
         fqn, offsets = _text(index.state["fqn"]), index.state.get("offset")
         if told.state.get("transform_descriptors"):
             raise FormatError(
-                f"{fqn!r} in {path!r} went through {told.state['transform_descriptors']!r:.60}, "
-                "which only torch undoes: load it there, and save it with dcp_zarr.",
+                f"{fqn!r} in {path!r} went through a transform, which only torch undoes: load it "
+                "there, and save it with dcp_zarr.",
                 fqn=fqn,
                 path=path,
             )
         name = _text(told.state["relative_path"])
-        if Path(name).name != name:
+        if not is_file_name(name):
             raise FormatError(
                 f"{fqn!r} is said to lie outside of {path!r}, in {name!r:.80}.", path=path
             )
-        at, nbytes = _shape((told.state["offset"], told.state["length"]))
-        key = (fqn, None if offsets is None else _shape(offsets))
+        at, nbytes = numbers_of_axes((told.state["offset"], told.state["length"]))
+        key = (fqn, None if offsets is None else numbers_of_axes(offsets))
         items[key] = _Item(os.path.join(path, name), at, nbytes)
     return items
 
@@ -147,27 +148,28 @@ def _entry(
     fqn: str,
     told: Any,  # noqa: ANN401
     items: Mapping[tuple[str, Shape | None], _Item],
+    headers: _Headers,
 ) -> tuple[Entry, list[Place]]:
     kind = told.global_name.removeprefix(_MODULE)
     if kind == "BytesStorageMetadata":
         item = items[fqn, None]
+        with suppress(OSError):  # what is missing is told when it is read
+            if os.stat(item.path).st_size < item.offset + item.nbytes:
+                raise CorruptionError(f"{item.path!r} ends before object {fqn!r} does.", fqn=fqn)
         place = Strided.contiguous(item.path, item.offset, 1, (item.nbytes,))
         array = object_layout(fqn, fqn, item.nbytes)
-        return ObjectEntry(fqn, (), array, 0, item.nbytes), [lambda: place]
+        return ObjectEntry(fqn, (), array, 0, item.nbytes), [place.itself]
     if kind != "TensorStorageMetadata":
-        raise TypeError(f"{fqn!r} is a {kind:.80}")
+        raise TypeError(f"{fqn!r} is {told!r}")
     torch_dtype, properties = _properties(told.state["properties"])
     parts: list[tuple[Region, Place]] = []
     for part in told.state["chunks"]:
-        region = Region(_shape(part.state["offsets"]), _shape(part.state["sizes"]))
-        item = items.get((fqn, region.offsets)) or items[fqn, None]
-        parts.append((region, _Located(item, fqn, torch_dtype, region.sizes)))
-    try:
-        found = placed_tensor(
-            fqn, torch_dtype, _shape(told.state["size"]), parts, properties=properties
-        )
-    except LayoutError as error:
-        raise CorruptionError(f"The .metadata of it is damaged: {error}", fqn=fqn) from error
+        offsets, sizes = map(numbers_of_axes, (part.state["offsets"], part.state["sizes"]))
+        item = items.get((fqn, offsets)) or items[fqn, None]
+        look_up = cache(partial(_look_up, item, fqn, torch_dtype, sizes, headers))
+        parts.append((Region(offsets, sizes), look_up))
+    shape = numbers_of_axes(told.state["size"])
+    found = placed_tensor(fqn, torch_dtype, shape, parts, properties=properties)
     return found.entry, list(found.places)
 
 
@@ -175,9 +177,9 @@ def _properties(told: Any) -> tuple[str, dict[str, Json]]:  # noqa: ANN401
     """Return dtype and those properties that differ from torch's defaults."""
     dtype, layout, requires_grad, memory_format, pin_memory = told.state
     if not isinstance(dtype, TorchName):
-        raise TypeError(f"{dtype!r:.40} is no dtype that can be read")
+        raise TypeError(f"{kind_of(dtype)} is no dtype that can be read")
     described: dict[str, Json] = {}
-    if layout != "strided":
+    if isinstance(layout, TorchName) and layout != "strided":
         described["layout"] = str(layout)
     if requires_grad is True:
         described["requires_grad"] = True
@@ -188,41 +190,29 @@ def _properties(told: Any) -> tuple[str, dict[str, Json]]:  # noqa: ANN401
     return str(dtype), described
 
 
-class _Located:
-    """Gives the place of an item's elements, which it looks up in the item once."""
-
-    def __init__(self, item: _Item, fqn: str, torch_dtype: str, sizes: Shape) -> None:
-        self._item, self._fqn, self._expected = item, fqn, (torch_dtype, sizes)
-        self._lock = threading.Lock()
-        self._found: Strided | None = None
-
-    def __call__(self) -> Strided:
-        with self._lock:
-            if self._found is None:
-                self._found = self._look_up()
-            return self._found
-
-    def _look_up(self) -> Strided:
-        path, offset, nbytes = self._item
-        with open(path, "rb", buffering=0) as file:
-            end = os.fstat(file.fileno()).st_size
-            if offset + nbytes > end:
-                raise CorruptionError(f"{path!r} ends before byte {offset + nbytes}.", path=path)
-            begins = os.pread(file.fileno(), 9, offset)
-            if safetensors.is_safetensors(begins):
-                found = safetensors.read_header(file, offset, end, path)
-                torch_dtype, place = found.get(self._fqn, ("nothing", None))
-            else:
-                section = torch_files.Section(file.fileno(), offset, nbytes)
-                saved = torch_files.read(section, path, start=offset)
-                is_tensor = isinstance(saved.root, torch_files.SavedTensor)
-                torch_dtype = saved.root.torch_dtype if is_tensor else repr(saved.root)
-                place = saved.place(saved.root) if is_tensor else None
-        if place is None or (torch_dtype, place.shape) != self._expected:
-            raise CorruptionError(
-                f"{path!r} holds {torch_dtype:.80} {list(place.shape) if place else ''} for tensor "
-                f"{self._fqn!r}, expected {self._expected[0]} {list(self._expected[1])}.",
-                fqn=self._fqn,
-                path=path,
-            )
-        return place
+def _look_up(item: _Item, fqn: str, torch_dtype: str, sizes: Shape, headers: _Headers) -> Strided:
+    """Return where an item's elements lie, which stands in the item."""
+    path, offset, nbytes = item
+    with open(path, "rb", buffering=0) as file:
+        end = os.fstat(file.fileno()).st_size
+        if offset + nbytes > end:
+            raise CorruptionError(f"{path!r} ends before byte {offset + nbytes}.", path=path)
+        found: tuple[str, Strided] | None = None
+        if safetensors.is_safetensors(os.pread(file.fileno(), 9, offset)):
+            if (path, offset) not in headers:  # one header tells of thousands of items
+                headers[path, offset] = safetensors.read_header(file, offset, end, path)
+            if part := headers[path, offset].get(fqn):
+                found = part.torch_dtype, part.place
+        else:
+            section = torch_files.Section(file.fileno(), offset, nbytes)
+            saved = torch_files.read(section, path, start=offset)
+            if isinstance(saved.root, torch_files.SavedTensor):
+                found = saved.root.torch_dtype, saved.place(saved.root)
+    if not found or (found[0], found[1].shape) != (torch_dtype, sizes):
+        described = f"{found[0]} {list(found[1].shape)}" if found else "something else"
+        raise CorruptionError(
+            f"{path!r} holds {described} for tensor {fqn!r}, expected {torch_dtype} {list(sizes)}.",
+            fqn=fqn,
+            path=path,
+        )
+    return found[1]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from dcp_zarr.containers.foreign.pickles import Inert, TorchName, Unpickler
-from dcp_zarr.containers.foreign.strided import Strided
+from dcp_zarr.containers.foreign.pickles import Inert, TorchName, Unpickler, kind_of
+from dcp_zarr.containers.foreign.strided import Strided, numbers_of_axes
 from dcp_zarr.containers.zip_format import LOCAL_HEADER_BYTES, content_start
 from dcp_zarr.dtypes import TABLE, dtype_of
 from dcp_zarr.errors import CorruptionError, FormatError
@@ -23,10 +24,10 @@ from dcp_zarr.errors import CorruptionError, FormatError
 if TYPE_CHECKING:
     from dcp_zarr.region import Shape
 
-MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""What the older format begins with: torch's magic number, pickled."""
+_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""What the older format begins with: torch's magic number, pickled, behind the protocol."""
+_MAGIC_BYTES = 32
 _NUMEL = struct.Struct("<q")
-_MAX_AXES = 64
 
 _STORAGES = {
     "Double": "float64",
@@ -41,10 +42,15 @@ _STORAGES = {
     "Bool": "bool",
     "ComplexDouble": "complex128",
     "ComplexFloat": "complex64",
+    "QInt8": "int8",  # the quantised are known by size alone: no tensor is made of them
+    "QUInt8": "uint8",
+    "QUInt4x2": "uint8",
+    "QUInt2x4": "uint8",
+    "QInt32": "int32",
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Storage:
     """A storage, by the key of its bytes."""
 
@@ -56,7 +62,7 @@ class Storage:
     """Elements of the storage with that key that come before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedTensor:
     """A tensor in a file of ``torch.save``."""
 
@@ -157,13 +163,20 @@ def read(raw: io.RawIOBase, path: str, *, start: int = 0) -> TorchFile:
     raw.seek(0)
     with io.BufferedReader(raw) as file:
         try:
-            older = file.peek(len(MAGIC)).startswith(MAGIC)
-            root, places = _read_older(file, nbytes) if older else _read_zip(file)
+            older = is_older(file.peek(_MAGIC_BYTES))
+            root, places = (_read_older if older else _read_zip)(file, nbytes)
         except FormatError as error:
             raise FormatError(
                 f"{path!r} is no file of torch.save that can be read. {error}", path=path
             ) from error
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as error:
+        except (
+            zipfile.BadZipFile,
+            struct.error,
+            OSError,
+            EOFError,
+            ValueError,
+            RuntimeError,
+        ) as error:
             raise CorruptionError(
                 f"{path!r} is no whole file of torch.save: {error}. Restore it from a copy.",
                 path=path,
@@ -171,10 +184,15 @@ def read(raw: io.RawIOBase, path: str, *, start: int = 0) -> TorchFile:
     return TorchFile(root, {key: (start + at, size) for key, (at, size) in places.items()}, path)
 
 
+def is_older(begins: bytes) -> bool:
+    """Say whether a file begins as one of the older format does."""
+    return begins.startswith(pickle.PROTO) and _MAGIC in begins[:_MAGIC_BYTES]
+
+
 Places = dict[str, tuple[int, int]]
 
 
-def _read_zip(file: BinaryIO) -> tuple[Any, Places]:
+def _read_zip(file: BinaryIO, nbytes: int) -> tuple[Any, Places]:
     with zipfile.ZipFile(file) as whole:
         entries = {entry.filename: entry for entry in whole.infolist()}
         pickled = [name for name in entries if name.split("/", 1)[-1] == "data.pkl"]
@@ -182,59 +200,75 @@ def _read_zip(file: BinaryIO) -> tuple[Any, Places]:
             raise FormatError("It is a zip file without one data.pkl.")
         prefix = pickled[0].removesuffix("data.pkl")
         order = entries.get(prefix + "byteorder")
-        if order is not None and whole.read(order) != b"little":
+        if order is not None and _content(file, nbytes, order) != b"little":
             raise FormatError("Its tensors are big-endian.")
-        places = {
-            name.removeprefix(f"{prefix}data/"): (_content(file, entry), entry.file_size)
+        content = io.BytesIO(_content(file, nbytes, entries[pickled[0]]))
+        root = Unpickler(content, _GLOBALS, _storage).read()
+        return root, {
+            name.removeprefix(f"{prefix}data/"): (_start(file, nbytes, entry), entry.file_size)
             for name, entry in entries.items()
-            if name.startswith(f"{prefix}data/") or name == pickled[0]
+            if name.startswith(f"{prefix}data/")
         }
-        begin, nbytes = places[pickled[0]]
-        file.seek(begin)
-        content = io.BytesIO(file.read(nbytes))
-        return Unpickler(content, _GLOBALS, _storage).read(), places
 
 
-def _content(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
+def _content(file: BinaryIO, nbytes: int, entry: zipfile.ZipInfo) -> bytes:
+    file.seek(_start(file, nbytes, entry))
+    return file.read(entry.file_size)
+
+
+def _start(file: BinaryIO, nbytes: int, entry: zipfile.ZipInfo) -> int:
+    """Return where an entry's content begins; all of it is in the file."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise FormatError(f"{entry.filename!r} in it is deflated, as torch never writes it.")
-    file.seek(entry.header_offset)
-    return content_start(file.read(LOCAL_HEADER_BYTES), entry.header_offset)
+    start = nbytes
+    if entry.header_offset < nbytes:
+        file.seek(entry.header_offset)
+        start = content_start(file.read(LOCAL_HEADER_BYTES), entry.header_offset)
+    if start + entry.file_size > nbytes:
+        raise EOFError(f"{entry.filename!r:.80} in it is cut off")
+    return start
 
 
 def _read_older(file: BinaryIO, nbytes: int) -> tuple[Any, Places]:
     itemsizes: dict[str, int] = {}
 
-    def storage(key: Any) -> Storage:  # noqa: ANN401
+    def storage(key: Any) -> Any:  # noqa: ANN401
         found = _storage(key)
-        itemsizes[found.key] = dtype_of(found.torch_dtype or "uint8").itemsize
+        if isinstance(found, Storage):
+            itemsizes[found.key] = dtype_of(found.torch_dtype or "uint8").itemsize
         return found
 
     for _ in range(3):  # magic number, version of the protocol, sizes of the system's integers
         Unpickler(file, {}).read()
     root = Unpickler(file, _GLOBALS, storage).read()
     places = {}
-    for key in Unpickler(file, {}).read():
+    keys = Unpickler(file, {}).read()
+    if not isinstance(keys, list):
+        raise FormatError("It has no list of storages.")
+    for key in map(_text, keys):
         if key not in itemsizes:
             raise FormatError("It has a storage that nothing refers to.")
         elements = _NUMEL.unpack(file.read(_NUMEL.size).ljust(_NUMEL.size, b"\xff"))[0]
         places[key] = first, size = file.tell(), elements * itemsizes[key]
-        if size < 0 or first + size > nbytes:
+        if elements < 0 or first + size > nbytes:
             raise EOFError(f"storage {key!r:.40} is cut off")
         file.seek(first + size)
     return root, places
 
 
-def _storage(key: Any) -> Storage:  # noqa: ANN401
-    """Return the storage that a persistent id names."""
-    kind, of, name, _, _, *view = key
+def _storage(key: Any) -> Any:  # noqa: ANN401
+    """Return the storage, or the class, that a persistent id names."""
+    kind, of, *more = key
+    if kind == "module":  # the older format: a class, with its source
+        return of
     if kind != "storage" or not isinstance(of, _StorageKind):
         raise FormatError("It refers to something that is no storage.")
-    skipped = view[0][1] if view and view[0] else 0
-    return Storage(_text(name), of.torch_dtype, _count(skipped))
+    name, _, _, *view = more
+    (skipped,) = numbers_of_axes([view[0][1] if view and view[0] else 0])
+    return Storage(_text(name), of.torch_dtype, skipped)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _StorageKind:
     torch_dtype: str | None
 
@@ -251,18 +285,14 @@ def _rebuilt(
         raise FormatError("A tensor in it has no storage.")
     names = [name for name in more if isinstance(name, TorchName) and name in TABLE]
     torch_dtype = names[0] if names else storage.torch_dtype
-    if torch_dtype is None or any(
-        isinstance(flags, dict) and any(flags.values()) for flags in more
-    ):
-        return _Unknown("torch.Tensor")  # of quantised dtype; conjugated or negated lazily
-    shape, strides = tuple(map(_count, shape)), tuple(map(_count, strides))
-    if len(shape) != len(strides) or len(shape) > _MAX_AXES:
+    if torch_dtype is None:
+        raise FormatError("A tensor in it has no dtype.")
+    if any(isinstance(flags, dict) and (flags.get("conj") or flags.get("neg")) for flags in more):
+        return Inert("torch.Tensor, conjugated or negated when it is read", ())
+    shape, strides, (offset,) = map(numbers_of_axes, (shape, strides, (offset,)))
+    if len(shape) != len(strides):
         raise FormatError("A tensor in it has no valid shape.")
-    return SavedTensor(storage, str(torch_dtype), _count(offset), shape, strides)
-
-
-class _Unknown(Inert):
-    global_name = "a kind of tensor that is not strided"
+    return SavedTensor(storage, str(torch_dtype), offset, shape, strides)
 
 
 def _first(tensor: Any, *_: Any) -> Any:  # noqa: ANN401
@@ -272,9 +302,9 @@ def _first(tensor: Any, *_: Any) -> Any:  # noqa: ANN401
 
 def _from_type(rebuild: Any, _: Any, arguments: Any, *__: Any) -> Any:  # noqa: ANN401
     """Stand for ``torch._tensor._rebuild_from_type_v2``: the tensor without its attributes."""
-    if rebuild not in (_rebuilt, _first):
-        return _Unknown("torch.Tensor")
-    return rebuild(*arguments)
+    if rebuild in (_rebuilt, _first) or isinstance(rebuild, Inert):
+        return rebuild(*arguments)
+    raise FormatError("It makes a tensor in a way that is not known.")
 
 
 _GLOBALS: dict[str, Any] = {
@@ -290,13 +320,7 @@ _GLOBALS: dict[str, Any] = {
 }
 
 
-def _count(value: Any) -> int:  # noqa: ANN401
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise FormatError(f"{value!r:.40} in it is no number of elements.")
-    return value
-
-
 def _text(value: Any) -> str:  # noqa: ANN401
     if not isinstance(value, str):
-        raise FormatError(f"{value!r:.40} in it is no key of a storage.")
+        raise FormatError(f"{kind_of(value)} in it is no key of a storage.")
     return value

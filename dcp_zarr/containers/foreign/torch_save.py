@@ -7,28 +7,25 @@ import os
 import reprlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from dcp_zarr.containers.foreign import torch_files
-from dcp_zarr.containers.foreign.foreign_source import (
-    ForeignSource,
-    Place,
-    identity,
-    placed_tensor,
-)
-from dcp_zarr.containers.foreign.pickles import TorchName, described
+from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Place, placed_tensor
+from dcp_zarr.containers.foreign.pickles import TorchName, kind_of
 from dcp_zarr.containers.foreign.torch_files import SavedTensor, TorchFile
+from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import FormatError
 from dcp_zarr.region import Region
 from dcp_zarr.schema import Entry, Keys, ObjectEntry
 
-_SINGLE = frozenset((type(None), bool, int, float, complex, str, bytes))
-_PLAIN = _SINGLE | {list, tuple, dict, OrderedDict, set, frozenset}
-"""Types whose values are told without torch."""
 _MAX_DEPTH = 64
-_MAX_INTEGER_BITS = 4096
-_VISITS = 1 << 16
+_MORE_VALUES = 1 << 16
 """Values that may be visited, besides one for each byte of the file: they may share and loop."""
+_EXPANDED_BYTES, _EXPANDED_TIMES = 1 << 30, 1 << 10
+"""A tensor that was expanded has so many bytes at most, or so many times those of the file."""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, TorchName)
+_HOLDERS = (dict, OrderedDict, list, tuple, set, frozenset)
 
 
 def open_file(path: str) -> ForeignSource:
@@ -40,29 +37,39 @@ def open_file(path: str) -> ForeignSource:
         If it is not whole, or holds no state dict.
     """
     with open(path, "rb", buffering=0) as raw:
-        nbytes = os.fstat(raw.fileno()).st_size
+        status = os.fstat(raw.fileno())
         file = torch_files.read(raw, path)
     root = {"tensor": file.root} if isinstance(file.root, SavedTensor) else file.root
     if not isinstance(root, (dict, list, tuple)):
         raise FormatError(
-            f"{path!r} holds {root!r:.100}, not a state dict; save module.state_dict() instead.",
+            f"{path!r} holds {kind_of(root)}, not a state dict; save module.state_dict() instead.",
             path=path,
         )
     entries: dict[str, Entry] = {}
     placed: dict[str, list[Place]] = {}
     planner_data: dict[str, Keys] = {}
-    for keys, value in _Walk(nbytes, path).leaves(root):
+    values = _Values(status.st_size, path)
+    for keys, value in values.leaves(root):
         fqn = ".".join(map(str, keys))
         if fqn in entries:
             raise FormatError(f"Two entries of {path!r} are called {fqn!r}.", fqn=fqn, path=path)
         planner_data[fqn] = keys
-        if isinstance(value, SavedTensor):
-            entries[fqn], placed[fqn] = _tensor(fqn, value, file)
+        if not isinstance(value, SavedTensor):
+            refused = values.held(value).refused
+            entries[fqn] = ObjectEntry(fqn, () if refused else (value,), refused=refused)
+        elif _is_out_of_proportion(value, status.st_size):
+            entries[fqn] = ObjectEntry(fqn, refused=f"a tensor {list(value.shape)} of few bytes")
         else:
-            entries[fqn] = value
+            entries[fqn], placed[fqn] = _tensor(fqn, value, file)
     return ForeignSource(
-        path, list(entries.values()), placed, save_id=identity(path), planner_data=planner_data
+        path, list(entries.values()), placed, documents={path: status}, planner_data=planner_data
     )
+
+
+def _is_out_of_proportion(tensor: SavedTensor, file_nbytes: int) -> bool:
+    """Say whether a tensor was expanded so far that reading it would never end."""
+    nbytes = prod(tensor.shape) * dtype_of(tensor.torch_dtype).itemsize
+    return nbytes > max(_EXPANDED_BYTES, _EXPANDED_TIMES * file_nbytes)
 
 
 def _tensor(fqn: str, tensor: SavedTensor, file: TorchFile) -> tuple[Entry, list[Place]]:
@@ -71,7 +78,7 @@ def _tensor(fqn: str, tensor: SavedTensor, file: TorchFile) -> tuple[Entry, list
         fqn,
         tensor.torch_dtype,
         tensor.shape,
-        [(Region.whole(tensor.shape), lambda: place)],
+        [(Region.whole(tensor.shape), place.itself)],
         is_contiguous=place.is_contiguous,
     )
     return found.entry, list(found.places)
@@ -86,60 +93,72 @@ def plain_object(payload: bytes, fqn: str) -> tuple[Any, ...]:
         If it is no whole object.
     """
     root = torch_files.read(io.BytesIO(payload), fqn).root  # type: ignore[arg-type]
-    walk = _Walk(len(payload), fqn)
-    return (root,) if all(type(part) in _PLAIN for part in walk.within(root, 0)) else ()
+    held = _Values(len(payload), fqn).held(root)
+    return () if held.refused or held.has_name else (root,)
 
 
-class _Walk:
-    """Visits what a state dict holds, each place once, and not for ever."""
+class _Held(NamedTuple):
+    """What a value is, or holds."""
+
+    values: int = 1
+    """Values in it; one that is held again counts again."""
+    refused: str = ""
+    """What of it is not plain; empty where all is."""
+    has_tensor: bool = False
+    """Whether there is a tensor in it."""
+    has_name: bool = False
+    """Whether there is a name of torch's in it, such as a dtype."""
+
+
+_ATOM, _NAME = _Held(), _Held(has_name=True)
+
+
+class _Values:
+    """What a file holds, where values may be held by many others, and hold themselves."""
 
     def __init__(self, nbytes: int, path: str) -> None:
-        self._left = nbytes + _VISITS
+        self._most = nbytes + _MORE_VALUES
         self._path = path
+        self._known: dict[int, _Held] = {}
 
     def leaves(self, value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN401
         """Yield tensors and objects with the keys to them; opens dicts, and lists of tensors."""
-        if isinstance(value, dict):
-            items: Any = dict.items(value)
-        elif isinstance(value, (list, tuple)) and (not keys or self._has_tensor(value, 0)):
-            items = enumerate(value)
-        else:
-            yield keys, value if isinstance(value, SavedTensor) else self._object(keys, value)
-            return
-        if len(keys) > _MAX_DEPTH:
-            raise FormatError(f"{self._path!r} is nested too deeply.", path=self._path)
-        for key, item in items:
-            self._visit()
-            yield from self.leaves(
-                item, (*keys, key if type(key) in (str, int) else reprlib.repr(key))
+        self._most -= 1
+        if self._most < 0 or len(keys) > _MAX_DEPTH:
+            raise FormatError(
+                f"{self._path!r} holds itself, or is nested too deeply.", path=self._path
             )
-
-    def _visit(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise FormatError(f"{self._path!r} holds itself, again and again.", path=self._path)
-
-    def _has_tensor(self, value: Any, depth: int) -> bool:  # noqa: ANN401
-        return any(isinstance(item, SavedTensor) for item in self.within(value, depth))
-
-    def within(self, value: Any, depth: int) -> Iterator[Any]:  # noqa: ANN401
-        """Yield a value and all that it holds."""
-        self._visit()
-        yield value
-        if depth > _MAX_DEPTH:
-            raise FormatError(f"{self._path!r} is nested too deeply.", path=self._path)
         if isinstance(value, dict):
-            value = [*dict.keys(value), *dict.values(value)]
-        if isinstance(value, (list, tuple, set, frozenset)):
-            for item in value:
-                yield from self.within(item, depth + 1)
+            for key, item in value.items():
+                name = key if type(key) is str else reprlib.repr(key)
+                yield from self.leaves(item, (*keys, name))
+        elif isinstance(value, (list, tuple)) and (not keys or self.held(value).has_tensor):
+            for number, item in enumerate(value):
+                yield from self.leaves(item, (*keys, number))
+        else:
+            yield keys, value
 
-    def _object(self, keys: Keys, value: Any) -> ObjectEntry:  # noqa: ANN401
-        """Return the entry of an object; one that is not of plain values is not handed out."""
-        fqn = ".".join(map(str, keys))
-        for part in self.within(value, 0):
-            if type(part) not in (*_PLAIN, TorchName):
-                return ObjectEntry(fqn, refused=described(part))
-            if isinstance(part, int) and part.bit_length() > _MAX_INTEGER_BITS:
-                return ObjectEntry(fqn, refused="an integer of thousands of digits")
-        return ObjectEntry(fqn, (value,))
+    def held(self, value: Any, depth: int = 0) -> _Held:  # noqa: ANN401
+        """Look at a value and all in it, once however often it is held."""
+        if isinstance(value, SavedTensor):
+            return _Held(refused="a set of tensors", has_tensor=True)
+        if type(value) in _PLAIN:
+            return _NAME if type(value) is TorchName else _ATOM
+        if type(value) not in _HOLDERS:
+            return _Held(refused=kind_of(value))
+        if depth > _MAX_DEPTH:
+            return _Held(refused="a value that is nested too deeply")
+        if id(value) not in self._known:
+            self._known[id(value)] = _Held(refused="a value that holds itself")
+            parts = [self.held(part, depth + 1) for part in value]
+            if isinstance(value, dict):
+                parts += [self.held(part, depth + 1) for part in value.values()]
+            values = 1 + sum(part.values for part in parts)
+            too_many = "a value that holds the same again and again" if values > self._most else ""
+            self._known[id(value)] = _Held(
+                values,
+                next((part.refused for part in parts if part.refused), too_many),
+                any(part.has_tensor for part in parts),
+                any(part.has_name for part in parts),
+            )
+        return self._known[id(value)]
