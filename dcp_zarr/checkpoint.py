@@ -308,9 +308,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def tree(self) -> Tree:
         """Return all entries as a tree."""
-        return Tree(
-            listing.rows(self._schema, self._source), listing.title(self._schema, self.path)
-        )
+        rows = listing.rows(self._schema, self._source)
+        return Tree(rows, listing.title(self._schema, self.path))
 
     def __repr__(self) -> str:
         """Draw the first lines of the tree."""

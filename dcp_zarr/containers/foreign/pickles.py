@@ -10,6 +10,7 @@ imported.
 from __future__ import annotations
 
 import pickle
+import posixpath
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -111,6 +112,10 @@ def _encoded(text: Any, encoding: Any = "latin1") -> bytes:  # noqa: ANN401
     return text.encode("latin1")
 
 
+def _path(*parts: Any) -> str:  # noqa: ANN401
+    return posixpath.join(*parts) if parts else "."
+
+
 def _size(sizes: Any = ()) -> tuple[Any, ...]:  # noqa: ANN401
     return tuple(sizes)
 
@@ -163,6 +168,8 @@ _KNOWN: dict[str, Any] = {
     "_codecs.encode": _encoded,
     "numpy.core.multiarray.scalar": _numpy_scalar,
     "numpy._core.multiarray.scalar": _numpy_scalar,
+    "pathlib.PosixPath": _path,
+    "pathlib._local.PosixPath": _path,
     "torch.Size": _size,
     "torch.device": _device,
     "torch.serialization._get_layout": lambda name: TorchName(name.removeprefix("torch.")),
