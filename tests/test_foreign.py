@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -510,7 +511,7 @@ HEADERS = {
     "negative numbers": (header(of(shape=(-4,), offsets=(16, 0))), "no valid shape"),
     "more axes than there may be": (header(of(shape=(1,) * 64, offsets=(0, 4))), "no valid shape"),
     "more elements than there are": (
-        header(of(shape=(1 << 62, 0), offsets=(0, 0)))[:-16],
+        header(of(shape=(1 << 61, 0), offsets=(0, 0)))[:-16],
         "any machine",
     ),
     "bytes before": (header(of(offsets=(4, 20))), "does not begin where"),
@@ -561,6 +562,19 @@ METADATA = {
         ),
         "any machine",
     ),
+    "a region so far outside that its end is before it": (
+        lambda m: (
+            m.state_dict_metadata.update(
+                w=dcp.metadata.TensorStorageMetadata(
+                    m.state_dict_metadata["w"].properties,
+                    torch.Size([6, 10]),
+                    [ChunkStorageMetadata(torch.Size([2**63 - 1, 0]), torch.Size([6, 10]))],
+                )
+            ),
+            m.storage_data.update({MetadataIndex("w"): item(m)}),
+        ),
+        "no valid shape",
+    ),
     "bytes before the file": (lambda m: vars(item(m)).update(offset=-1), "is not torch's"),
     "a transform": (
         lambda m: vars(item(m)).update(transform_descriptors=["zstd"]),
@@ -586,6 +600,14 @@ def test_a_hostile_metadata_of_torch_is_refused(change, message):
     damage_metadata(change)
     with pytest.raises((FormatError, CorruptionError, UnsupportedTensorError), match=message):
         dcp_zarr.open_checkpoint("x")
+
+
+def test_a_memory_format_that_is_told_in_another_way_is_left_out(monkeypatch):
+    kind = dcp.metadata._MEM_FORMAT_ENCODING
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "__reduce_ex__", lambda self, _: (getattr, (kind, self.name)))
+        save_dcp({"w": W}, "x")
+    assert torch.equal(dcp_zarr.open_checkpoint("x")["w"][...], W)
 
 
 def test_an_item_that_is_not_what_the_metadata_says_is_an_error():

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from dcp_zarr.region import Region, Shape
 
+_MAX_NUMBER = 2**62
+"""Bound of an offset and of a size, so that their sum is a number of 64 bits."""
 _MAX_AXES = 63
 """Bound of numpy, less the axis that complex32 gains."""
 
@@ -121,7 +123,7 @@ def numbers_of_axes(told: Any) -> Shape:  # noqa: ANN401
     TypeError, ValueError
         If it is none.
     """
-    if len(told) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in told):
+    if len(told) > _MAX_AXES or any(type(n) is not int or not 0 <= n < _MAX_NUMBER for n in told):
         raise ValueError("no valid shape and place")
     return tuple(told)
 

@@ -32,7 +32,7 @@ METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint.metadata."
 _MORE_ITEMS = 1 << 16
 """Items that a list may have, besides one for each entry: those that hold nothing are not told."""
-_MEMORY_FORMATS = ("contiguous_format", "channels_last", "preserve_format")
+_MEMORY_FORMATS = {1: "channels_last", 2: "preserve_format"}
 
 
 _Headers = dict[tuple[str, int], "dict[str, safetensors.Part]"]
@@ -183,8 +183,9 @@ def _properties(told: Any) -> tuple[str, dict[str, Json]]:  # noqa: ANN401
         described["layout"] = str(layout)
     if requires_grad is True:
         described["requires_grad"] = True
-    if (number := memory_format.args[0]) != 0:
-        described["memory_format"] = _MEMORY_FORMATS[number]
+    match memory_format:
+        case Inert(args=(1 | 2 as number,)):  # 0 is the default
+            described["memory_format"] = _MEMORY_FORMATS[number]
     if pin_memory is True:
         described["pin_memory"] = True
     return str(dtype), described
