@@ -82,8 +82,8 @@ class ZipSource(ZarrSource):
             return zarr_format.read_root(self._read(zarr_format.DOCUMENT), where=self._where)
         except FileNotFoundError as error:
             raise FormatError(
-                f"{self._where!r} is a zip file, but not a dcp_zarr checkpoint: it has no "
-                "zarr.json.",
+                f"{self._where!r} is a zip file, but no checkpoint: it has no zarr.json, and "
+                "no data.pkl of torch.save in front.",
                 path=self._where,
             ) from error
 
