@@ -29,7 +29,8 @@ def title(schema: Schema, where: str) -> str:
     elements = sum(prod(entry.array.shape) for entry in entries)
     nbytes = sum(entry.array.nbytes for entry in entries)
     stored = sum(entry.stored_nbytes for entry in entries)
+    plural = "" if len(entries) == 1 else "s"
     return (
-        f"Checkpoint {where}: {len(entries)} tensors, {display.count(elements)} elements, "
+        f"Checkpoint {where}: {len(entries)} tensor{plural}, {display.count(elements)} elements, "
         f"{display.size(nbytes)} ({display.size(stored)} stored)"
     )
