@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -67,9 +68,17 @@ def tensor_plans(
     for fqn, of_tensor in items.items():
         first = of_tensor[0].tensor_data
         assert first is not None  # noqa: S101
-        tiling = Tiling.of(tuple(first.size), [region(item) for item in of_tensor])
-        planned[fqn] = _tensor_plan(fqn, first.properties, tiling, options)
+        boxes = [item.tensor_data.chunk for item in of_tensor if item.tensor_data is not None]
+        planned[fqn] = _tensor_plan(fqn, first.properties, _tiling(first.size, boxes), options)
     return planned, objects
+
+
+def _tiling(size: torch.Size, boxes: Sequence[ChunkStorageMetadata]) -> Tiling:
+    """Return DCP's boxes as a tiling; there may be millions."""
+    shape = (len(boxes), len(size))
+    offsets = np.array([box.offsets for box in boxes], np.int64).reshape(shape)
+    sizes = np.array([box.sizes for box in boxes], np.int64).reshape(shape)
+    return Tiling(tuple(size), offsets, sizes)
 
 
 def _check_agrees(item: WriteItem, first: WriteItem, rank: int) -> None:
@@ -92,8 +101,7 @@ def planned_tensors(metadata: Metadata, options: SaveOptions) -> dict[str, Tenso
     planned = {}
     for fqn, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
-            regions = [Region(tuple(box.offsets), tuple(box.sizes)) for box in entry.chunks]
-            tiling = Tiling.of(tuple(entry.size), regions)
+            tiling = _tiling(entry.size, entry.chunks)
             planned[fqn] = _tensor_plan(fqn, entry.properties, tiling, options)
     return planned
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dcp_zarr.codecs import Codec, CompressionRules
     from dcp_zarr.dtypes import DType
     from dcp_zarr.layout import ArrayLayout
-    from dcp_zarr.region import Region, Tiling
+    from dcp_zarr.region import Region, Shape, Tiling
 
 
 _OBJECT_BYTES = (1 << 20) + (1 << 15)
@@ -76,8 +76,9 @@ class Placement:
     """Of the tensors, by FQN."""
     paths: Mapping[str, str]
     """Of tensors and objects, by FQN."""
-    slabs: Mapping[str, Mapping[Region | None, Slab]]
-    """By FQN of tensors whose writers share an object, and by region; None is the coordinator."""
+    slabs: Mapping[str, Mapping[Shape | None, Slab]]
+    """By FQN of tensors whose writers share an object, and by the offsets of regions that are not
+    empty; None is the coordinator."""
 
     def assignment(self, fqn: str, region: Region) -> Assignment:
         """Return what a write item comes to."""
@@ -85,7 +86,10 @@ class Placement:
 
     def slab(self, fqn: str, region: Region | None) -> Slab | None:
         """Return where a region's read chunks go, or the coordinator's, in a shared object."""
-        return self.slabs.get(fqn, {}).get(region)
+        shared = self.slabs.get(fqn)
+        if shared is None or (region is not None and not region.volume):
+            return None
+        return shared[None if region is None else region.offsets]
 
 
 def plan_save(
@@ -119,18 +123,19 @@ def plan_save(
     return Placement(layouts, paths, slabs)
 
 
-def _slabs(array: ArrayLayout, plan: TensorPlan, options: SaveOptions) -> dict[Region | None, Slab]:
+def _slabs(array: ArrayLayout, plan: TensorPlan, options: SaveOptions) -> dict[Shape | None, Slab]:
     """Divide the one object of an array among its regions and, last, the coordinator."""
     codec = options.codec(array)
-    regions = [region for region in plan.tiling if region.volume]
-    counts = [array.read_grid.inside(region).volume for region in regions]
+    tiling = plan.tiling.without_empty()
+    counts = array.read_grid.inside_counts(tiling)
     counts.append(prod(array.read_grid.counts) - sum(counts))
     whole = array.read_chunk_nbytes
     one = codec.expected_nbytes(plan.dtype.torch_name, whole) + CHECKSUM_BYTES
     slabs = plan_slabs(
         [one * n for n in counts], [codec.largest_nbytes(whole)] * len(counts), counts
     )
-    return dict(zip([*regions, None], slabs, strict=True))
+    offsets = map(tuple, tiling.offsets.tolist())
+    return dict(zip([*offsets, None], slabs, strict=True))
 
 
 def rank_slabs(

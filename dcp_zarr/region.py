@@ -245,6 +245,14 @@ class Grid:
         sizes = tuple(max(e - s, 0) for s, e in zip(starts, ends, strict=True))
         return Region(starts, sizes)
 
+    def inside_counts(self, tiling: Tiling) -> list[int]:
+        """Return, for each region of a tiling, how many boxes lie wholly within it."""
+        shape, step = np.array(self.shape, np.int64), np.array(self.step, np.int64)
+        starts = -(-tiling.offsets // step)
+        ends = np.where(tiling.ends == shape, -(-shape // step), tiling.ends // step)
+        counts: list[int] = np.maximum(ends - starts, 0).prod(axis=1).tolist()
+        return counts
+
 
 def coordinates(box: Region) -> Iterator[Shape]:
     """Iterate in C order over the elements of a region, as coordinates.

@@ -75,6 +75,16 @@ def test_any_tiling_passes_and_any_part_of_it_fails(data):
         Tiling.of(shape, [*regions, regions[0]]).check("w")
 
 
+@given(st.data())
+def test_boxes_inside_regions_are_counted_as_they_are_found(data):
+    shape = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
+    step = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+    regions = random_cuts(data.draw, Region.whole(shape), depth=4)
+    grid = Grid(shape, step)
+    counts = [grid.inside(region).volume for region in regions]
+    assert grid.inside_counts(Tiling.of(shape, regions)) == counts
+
+
 def test_a_tensor_without_axes_has_one_region():
     Tiling.of((), [Region((), ())]).check("w")
     with pytest.raises(LayoutError, match="overlap"):
