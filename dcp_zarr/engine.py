@@ -236,21 +236,20 @@ def _offset(lying: tuple[Extent, Shape]) -> int:
     return lying[0].offset
 
 
-def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryview, Buffer]]:
-    """Read a run in one call; yield coordinates, encoded bytes and checksum of each read chunk."""
+def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryview, Buffer | None]]:
+    """Read a run in one call; yield each read chunk's place, encoded bytes and checksum, if any."""
     start = run[0][0].offset
     scratch = _buffer("stored", max(extent.offset + extent.nbytes for extent, _ in run) - start)
     stored.read_into(start, [scratch])
     for (offset, nbytes, crc, is_checked), read_chunk in run:
         first, end = offset - start, offset - start + nbytes
         if not is_checked:
-            yield read_chunk, scratch[first:end], checksum(scratch[first:end])
-            continue
-        if crc is not None:
+            yield read_chunk, scratch[first:end], None
+        elif crc is not None:
             yield read_chunk, scratch[first:end], crc
-            continue
-        body = max(end - CHECKSUM_BYTES, first)
-        yield read_chunk, scratch[first:body], scratch[body:end]
+        else:
+            body = max(end - CHECKSUM_BYTES, first)
+            yield read_chunk, scratch[first:body], scratch[body:end]
 
 
 Destination = Callable[["Shape"], "memoryview | None"]
@@ -306,7 +305,7 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: De
     """Read uncompressed read chunks straight into the destination; False where they do not fit."""
     crcs = _buffer("crcs", CHECKSUM_BYTES * len(run))
     buffers: list[memoryview] = []
-    to_check: list[tuple[memoryview, Buffer, Shape]] = []
+    to_check: list[tuple[memoryview, Buffer | None, Shape]] = []
     end = run[0][0].offset
     for number, ((offset, nbytes, crc, is_checked), read_chunk) in enumerate(run):
         out = destination(read_chunk)
@@ -314,27 +313,22 @@ def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: De
             return False
         buffers.append(out)
         end += len(out)
-        expected: Buffer
-        if not is_checked:
-            expected = b""
-        elif crc is None:
+        expected: Buffer | None = crc
+        if is_checked and crc is None:
             expected = crcs[CHECKSUM_BYTES * number : CHECKSUM_BYTES * (number + 1)]
             buffers.append(expected)
             end += CHECKSUM_BYTES
-        else:
-            expected = crc
         if offset + nbytes != end:
             return False
-        if is_checked:
-            to_check.append((out, expected, read_chunk))
+        to_check.append((out, expected, read_chunk))
     stored.read_into(run[0][0].offset, buffers)
     for out, expected, read_chunk in to_check:
         _check(out, expected, job.array, read_chunk)
     return True
 
 
-def _check(encoded: memoryview, crc: Buffer, array: ArrayLayout, read_chunk: Shape) -> None:
-    if checksum(encoded) != crc:
+def _check(encoded: memoryview, crc: Buffer | None, array: ArrayLayout, read_chunk: Shape) -> None:
+    if crc is not None and checksum(encoded) != crc:
         box = array.read_grid.box(read_chunk)
         raise CorruptionError(f"The checksum of its read chunk {box} does not hold.")
 

@@ -75,11 +75,6 @@ def read_objects(
             yield entry, out[entry.offset - start : entry.offset - start + entry.nbytes].tobytes()
 
 
-def _neighbourhood(entry: ObjectEntry) -> tuple[str, int]:
-    path, offset = _place(entry)
-    return path, offset // _READ_BYTES
-
-
 def _place(entry: ObjectEntry) -> tuple[str, int]:
     assert entry.array is not None  # noqa: S101
     return entry.array.path, entry.offset

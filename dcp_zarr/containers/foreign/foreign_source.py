@@ -36,16 +36,8 @@ _TRANSPOSED_BYTES = 64 << 20
 """Read chunk of a tensor that does not lie in C order: each touches most of its pages."""
 
 Place = Callable[[], "Strided"]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A tensor, and where the parts of it lie."""
-
-    entry: TensorEntry
-    """The tensor; the regions are those of its tiling."""
-    places: Sequence[Place]
-    """For each region, what gives its place."""
+Placed = tuple["Entry", Sequence[Place]]
+"""A tensor, and what gives the place of each of its regions; or an object, and of its bytes."""
 
 
 def placed_tensor(
@@ -97,7 +89,7 @@ def placed_tensor(
         fqn, fqn, shape, dtype.itemsize, read, enclosing(shape, read), dtype.trailing
     )
     entry = TensorEntry(array, dtype, NONE, tiling, properties or {}, array.nbytes)
-    return Placed(entry, [place for _, place in parts])
+    return entry, [place for _, place in parts]
 
 
 def _rows(shape: Shape, elements: int) -> Shape:
@@ -117,9 +109,7 @@ class ForeignSource:
     where
         Its path, for messages.
     entries
-        Tensors and objects, in order.
-    placed
-        Where tensors, and the bytes of objects, lie: by FQN.
+        Tensors and objects by FQN, in order, and where they lie.
     documents
         Files that describe it, as they were when they were read.
     planner_data, metadata_version
@@ -131,20 +121,19 @@ class ForeignSource:
     def __init__(
         self,
         where: str,
-        entries: Sequence[Entry],
-        placed: Mapping[str, Sequence[Place]],
+        entries: Mapping[str, Placed],
         *,
         documents: Mapping[str, os.stat_result],
         planner_data: Mapping[str, Keys] | None = None,
         metadata_version: str | None = None,
     ) -> None:
         self._where = where
-        self._placed = placed
+        self._places = {fqn: places for fqn, (_, places) in entries.items()}
         self._documents = list(documents)
         self._seen = {path: _identity(status) for path, status in documents.items()}
         self._is_open = True
         self._schema = Schema(
-            entries=tuple(entries),
+            entries=tuple(entry for entry, _ in entries.values()),
             save_id=" ".join(f"{s.st_size}-{s.st_mtime_ns}" for s in documents.values()),
             objects_codec=NONE,
             planner_data=planner_data,
@@ -164,7 +153,7 @@ class ForeignSource:
 
     def damaged_documents(self) -> Iterator[str]:
         """Describe what is missing; these formats have no checksums."""
-        for fqn, places in self._placed.items():
+        for fqn, places in self._places.items():
             for place in places:
                 try:
                     found = place()
@@ -183,7 +172,7 @@ class ForeignSource:
         entry = self._schema.tensors.get(array.fqn)
         tiling = entry.tiling if entry else Tiling.of(array.shape, [Region.whole(array.shape)])
         with ExitStack() as stack:
-            yield _Gathered(array, tiling, self._placed[array.fqn], self._opener(stack))
+            yield _Gathered(array, tiling, self._places[array.fqn], self._opener(stack))
 
     def _opener(self, stack: ExitStack) -> Callable[[str], int]:
         opened: dict[str, int] = {}

@@ -116,10 +116,8 @@ def open_directory(path: str, names: Collection[str]) -> ForeignSource:
 def _source(
     path: str, found: Mapping[str, list[Part]], documents: Mapping[str, os.stat_result]
 ) -> ForeignSource:
-    placed = {fqn: _placed(fqn, parts, path) for fqn, parts in found.items()}
-    entries = [tensor.entry for tensor in placed.values()]
-    places = {fqn: tensor.places for fqn, tensor in placed.items()}
-    return ForeignSource(path, entries, places, documents=documents)
+    entries = {fqn: _placed(fqn, parts, path) for fqn, parts in found.items()}
+    return ForeignSource(path, entries, documents=documents)
 
 
 def _placed(fqn: str, parts: list[Part], path: str) -> Placed:

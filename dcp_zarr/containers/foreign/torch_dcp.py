@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcp_zarr.containers.foreign import safetensors, torch_files
-from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Place, placed_tensor
+from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Place, Placed, placed_tensor
 from dcp_zarr.containers.foreign.pickles import Inert, TorchName, Unpickler, kind_of
 from dcp_zarr.containers.foreign.strided import Strided, is_file_name, numbers_of_axes
 from dcp_zarr.errors import CorruptionError, DcpZarrError, FormatError
 from dcp_zarr.layout import object_layout
 from dcp_zarr.region import Region
-from dcp_zarr.schema import Entry, Keys, ObjectEntry
+from dcp_zarr.schema import Keys, ObjectEntry
 
 if TYPE_CHECKING:
     from dcp_zarr.canonical_json import Json
@@ -58,11 +58,11 @@ def open_directory(path: str) -> ForeignSource:
     metadata, status = _read_metadata(path)
     try:
         items = _items(path, metadata)
-        entries: dict[str, Entry] = {}
         headers: _Headers = {}
-        placed: dict[str, list[Place]] = {}
-        for fqn, told in metadata["state_dict_metadata"].items():
-            entries[fqn], placed[fqn] = _entry(_text(fqn), told, items, headers)
+        entries = {
+            fqn: _entry(_text(fqn), told, items, headers)
+            for fqn, told in metadata["state_dict_metadata"].items()
+        }
         planner_data = _planner_data(metadata.get("planner_data"))
     except DcpZarrError:
         raise
@@ -71,8 +71,7 @@ def open_directory(path: str) -> ForeignSource:
     version = metadata.get("version")
     return ForeignSource(
         path,
-        list(entries.values()),
-        placed,
+        entries,
         documents={os.path.join(path, METADATA): status},
         planner_data=planner_data,
         metadata_version=version if isinstance(version, str) else None,
@@ -149,7 +148,7 @@ def _entry(
     told: Any,  # noqa: ANN401
     items: Mapping[tuple[str, Shape | None], _Item],
     headers: _Headers,
-) -> tuple[Entry, list[Place]]:
+) -> Placed:
     kind = told.global_name.removeprefix(_MODULE)
     if kind == "BytesStorageMetadata":
         item = items[fqn, None]
@@ -169,8 +168,7 @@ def _entry(
         look_up = cache(partial(_look_up, item, fqn, torch_dtype, sizes, headers))
         parts.append((Region(offsets, sizes), look_up))
     shape = numbers_of_axes(told.state["size"])
-    found = placed_tensor(fqn, torch_dtype, shape, parts, properties=properties)
-    return found.entry, list(found.places)
+    return placed_tensor(fqn, torch_dtype, shape, parts, properties=properties)
 
 
 def _properties(told: Any) -> tuple[str, dict[str, Json]]:  # noqa: ANN401

@@ -11,13 +11,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 from dcp_zarr.containers.foreign import torch_files
-from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Place, placed_tensor
+from dcp_zarr.containers.foreign.foreign_source import ForeignSource, Placed, placed_tensor
 from dcp_zarr.containers.foreign.pickles import TorchName, kind_of
 from dcp_zarr.containers.foreign.torch_files import SavedTensor, TorchFile
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import FormatError
 from dcp_zarr.region import Region
-from dcp_zarr.schema import Entry, Keys, ObjectEntry
+from dcp_zarr.schema import Keys, ObjectEntry
 
 _MAX_DEPTH = 64
 _MORE_VALUES = 1 << 16
@@ -45,8 +45,7 @@ def open_file(path: str) -> ForeignSource:
             f"{path!r} holds {kind_of(root)}, not a state dict; save module.state_dict() instead.",
             path=path,
         )
-    entries: dict[str, Entry] = {}
-    placed: dict[str, list[Place]] = {}
+    entries: dict[str, Placed] = {}
     planner_data: dict[str, Keys] = {}
     values = _Values(status.st_size, path)
     for keys, value in values.leaves(root):
@@ -56,14 +55,13 @@ def open_file(path: str) -> ForeignSource:
         planner_data[fqn] = keys
         if not isinstance(value, SavedTensor):
             refused = values.held(value).refused
-            entries[fqn] = ObjectEntry(fqn, () if refused else (value,), refused=refused)
+            entries[fqn] = ObjectEntry(fqn, () if refused else (value,), refused=refused), ()
         elif _is_out_of_proportion(value, status.st_size):
-            entries[fqn] = ObjectEntry(fqn, refused=f"a tensor {list(value.shape)} of few bytes")
+            refused = f"a tensor {list(value.shape)} of few bytes"
+            entries[fqn] = ObjectEntry(fqn, refused=refused), ()
         else:
-            entries[fqn], placed[fqn] = _tensor(fqn, value, file)
-    return ForeignSource(
-        path, list(entries.values()), placed, documents={path: status}, planner_data=planner_data
-    )
+            entries[fqn] = _tensor(fqn, value, file)
+    return ForeignSource(path, entries, documents={path: status}, planner_data=planner_data)
 
 
 def _is_out_of_proportion(tensor: SavedTensor, file_nbytes: int) -> bool:
@@ -72,16 +70,15 @@ def _is_out_of_proportion(tensor: SavedTensor, file_nbytes: int) -> bool:
     return nbytes > max(_EXPANDED_BYTES, _EXPANDED_TIMES * file_nbytes)
 
 
-def _tensor(fqn: str, tensor: SavedTensor, file: TorchFile) -> tuple[Entry, list[Place]]:
+def _tensor(fqn: str, tensor: SavedTensor, file: TorchFile) -> Placed:
     place = file.place(tensor)
-    found = placed_tensor(
+    return placed_tensor(
         fqn,
         tensor.torch_dtype,
         tensor.shape,
         [(Region.whole(tensor.shape), place.itself)],
         is_contiguous=place.is_contiguous,
     )
-    return found.entry, list(found.places)
 
 
 def plain_object(payload: bytes, fqn: str) -> tuple[Any, ...]:
