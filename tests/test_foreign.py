@@ -422,6 +422,12 @@ HOSTILE = {
     "arguments copied by many calls": b"(" + b"K\x01" * 60_000 + b"tq\x000cos\nsystem\nq\x010("
     + b"h\x01h\x00R" * 60_000 + b"l.",
     "flags that many tensors share": FLAGS + b"h\x01h\x02R" * 60_000 + b"ll.",
+    "a long name of a class, many times": b"(X\x40\x42\x0f\x00" + b"a" * 1_000_000 + b"q\x00"
+    + b"h\x00h\x00\x93" * 200_000 + b"l.",
+    "a long storage, many times": b"((X\x06\0\0\0moduleN" + b"K\x01" * 100_000
+    + b"tq\x00" + b"h\x00Q" * 500_000 + b"l.",
+    "a long name of many entries": b"}X\x40\x42\x0f\x00" + b"a" * 1_000_000 + b"}("
+    + b"".join(b"M%sN" % number.to_bytes(2, "little") for number in range(65_000)) + b"us.",
     "a memo that is far away": b"K\x01r\xff\xff\xff\x7f.",
     "a long integer": b"\x8b\xff\xff\xff\x7f" + b"\x01" * 50 + b".",
     "an integer of many digits": b"}\x8b\x10\x27\x00\x00" + b"\x01" * 10_000 + b"Ns.",
@@ -548,6 +554,7 @@ METADATA = {
     "a path outside": (lambda m: vars(item(m)).update(relative_path="../x"), "lie outside of"),
     "an absolute path": (lambda m: vars(item(m)).update(relative_path="/etc/passwd"), "outside of"),
     "a path that is none": (lambda m: vars(item(m)).update(relative_path="x\0y"), "lie outside of"),
+    "a long path": (lambda m: vars(item(m)).update(relative_path="x" * 300), "lie outside of"),
     "an object beyond the file": (
         lambda m: vars(item(m, "o")).update(length=1 << 60),
         "ends before object 'o' does",
@@ -599,6 +606,19 @@ METADATA = {
 def test_a_hostile_metadata_of_torch_is_refused(change, message):
     damage_metadata(change)
     with pytest.raises((FormatError, CorruptionError, UnsupportedTensorError), match=message):
+        dcp_zarr.open_checkpoint("x")
+
+
+def test_a_metadata_whose_tensors_share_their_regions_is_refused():
+    def share(metadata):
+        w = metadata.state_dict_metadata["w"]
+        empty = ChunkStorageMetadata(torch.Size([6, 0]), torch.Size([0, 10]))
+        w.chunks += [empty] * 20_000
+        metadata.storage_data = {MetadataIndex(str(n)): item(metadata) for n in range(20_000)}
+        metadata.state_dict_metadata = {str(n): w for n in range(20_000)}
+
+    damage_metadata(share)
+    with pytest.raises(FormatError, match="more regions than it tells of"):
         dcp_zarr.open_checkpoint("x")
 
 

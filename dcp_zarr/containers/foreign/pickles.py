@@ -28,7 +28,7 @@ _ITEM_BYTES, _FEW_ITEMS = 16, 8
 """What an item of a list counts; a call with few is no more than the opcodes that it takes."""
 _MAX_KEY_PARTS = 64
 """Parts of a key, in tuples and sets: to hash or compare what shares its parts takes for ever."""
-_MAX_NAME_LENGTH = 100
+_MAX_NAME_LENGTH, _MAX_SHOWN_LENGTH = 1000, 100
 _NUMBERS = re.compile("b1|[iu][1248]|f[248]|c8|c16")
 """Codes of numpy's dtypes that are Python's numbers."""
 _REFUSED = (
@@ -80,7 +80,7 @@ class Inert:
 
     def __repr__(self) -> str:
         """Name the class, so that it can be printed."""
-        name = repr(self.global_name[:_MAX_NAME_LENGTH])[1:-1]
+        name = repr(self.global_name[:_MAX_SHOWN_LENGTH])[1:-1]
         return name if self.args is None else f"an object of {name}"
 
 
@@ -203,6 +203,8 @@ class Unpickler(_PurePython):  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
         """Return what a global stands for; one that is not known is inert."""
+        if len(module) + len(name) > _MAX_NAME_LENGTH:
+            raise FormatError("It has a class of a name that is too long.")
         full = f"{module}.{name}"
         return self._globals.setdefault(full, Inert(full))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_NUMBER = 2**62
 """Bound of an offset and of a size, so that their sum is a number of 64 bits."""
+_MAX_FILE_NAME = 255
 _MAX_AXES = 63
 """Bound of numpy, less the axis that complex32 gains."""
 
@@ -112,7 +113,8 @@ class Strided:
 
 def is_file_name(name: Any) -> bool:  # noqa: ANN401
     """Say whether what is told is the name of a file in the directory in which it is told."""
-    return isinstance(name, str) and name.isprintable() and Path(name).name == name
+    is_text = isinstance(name, str) and len(name) <= _MAX_FILE_NAME and name.isprintable()
+    return is_text and Path(name).name == name
 
 
 def numbers_of_axes(told: Any) -> Shape:  # noqa: ANN401

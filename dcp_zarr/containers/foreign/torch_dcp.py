@@ -61,7 +61,7 @@ def open_directory(path: str) -> ForeignSource:
         headers: _Headers = {}
         entries = {
             fqn: _entry(_text(fqn), told, items, headers)
-            for fqn, told in metadata["state_dict_metadata"].items()
+            for fqn, told in _described(metadata, status.st_size).items()
         }
         planner_data = _planner_data(metadata.get("planner_data"))
     except DcpZarrError:
@@ -104,6 +104,14 @@ def _text(value: Any) -> str:  # noqa: ANN401
     if not isinstance(value, str):
         raise TypeError(f"{kind_of(value)} is no text")
     return value
+
+
+def _described(metadata: Mapping[str, Any], nbytes: int) -> Mapping[str, Any]:
+    """Return what is told of tensors and objects; regions that they share are not without end."""
+    described: Mapping[str, Any] = metadata["state_dict_metadata"]
+    if sum(len(told.state["chunks"]) for told in described.values() if told.state) > nbytes:
+        raise ValueError("it has more regions than it tells of")
+    return described
 
 
 def _planner_data(told: Any) -> dict[str, Keys] | None:  # noqa: ANN401

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """What the older format begins with: torch's magic number, pickled, behind the protocol."""
 _MAGIC_BYTES = 32
+_MAX_KEY_PARTS = 6
 _NUMEL = struct.Struct("<q")
 
 _STORAGES = {
@@ -258,6 +259,8 @@ def _read_older(file: BinaryIO, nbytes: int) -> tuple[Any, Places]:
 
 def _storage(key: Any) -> Any:  # noqa: ANN401
     """Return the storage, or the class, that a persistent id names."""
+    if not isinstance(key, tuple) or len(key) > _MAX_KEY_PARTS:
+        raise FormatError("It refers to something that is no storage.")
     kind, of, *more = key
     if kind == "module":  # the older format: a class, with its source
         return of

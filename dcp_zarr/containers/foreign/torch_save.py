@@ -20,8 +20,10 @@ from dcp_zarr.region import Region
 from dcp_zarr.schema import Keys, ObjectEntry
 
 _MAX_DEPTH = 64
-_MORE_VALUES = 1 << 16
-"""Values that may be visited, besides one for each byte of the file: they may share and loop."""
+_MAX_NAME_LENGTH = 1000
+_LEAF_BYTES, _MORE_VALUES = 4, 1 << 16
+"""What holds much, of few bytes that are shared, or itself, is refused: a file has no more leaves,
+and an object no more values, than what it is long allows, and some more."""
 _EXPANDED_BYTES, _EXPANDED_TIMES = 1 << 30, 1 << 10
 """A tensor that was expanded has so many bytes at most, or so many times those of the file."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, TorchName)
@@ -49,6 +51,8 @@ def open_file(path: str) -> ForeignSource:
     planner_data: dict[str, Keys] = {}
     values = _Values(status.st_size, path)
     for keys, value in values.leaves(root):
+        if sum(map(len, map(str, keys))) > _MAX_NAME_LENGTH:
+            raise FormatError(f"A name in {path!r} is longer than {_MAX_NAME_LENGTH}.", path=path)
         fqn = ".".join(map(str, keys))
         if fqn in entries:
             raise FormatError(f"Two entries of {path!r} are called {fqn!r}.", fqn=fqn, path=path)
@@ -115,13 +119,14 @@ class _Values:
 
     def __init__(self, nbytes: int, path: str) -> None:
         self._most = nbytes + _MORE_VALUES
+        self._leaves_left = nbytes // _LEAF_BYTES + _MORE_VALUES
         self._path = path
         self._known: dict[int, _Held] = {}
 
     def leaves(self, value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN401
         """Yield tensors and objects with the keys to them; opens dicts, and lists of tensors."""
-        self._most -= 1
-        if self._most < 0 or len(keys) > _MAX_DEPTH:
+        self._leaves_left -= 1
+        if self._leaves_left < 0 or len(keys) > _MAX_DEPTH:
             raise FormatError(
                 f"{self._path!r} holds itself, or is nested too deeply.", path=self._path
             )
