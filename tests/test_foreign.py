@@ -245,6 +245,11 @@ DIRECTORIES = {
     "a missing file": ({ONE: {"a": W}}, {"a": ONE, "b": TWO}, "is missing, or no file"),
     "a missing tensor": ({ONE: {"a": W}}, {"a": ONE, "b": ONE}, "Tensor 'b' is not in"),
     "a file outside": ({ONE: {"a": W}}, {"a": "../x.safetensors"}, "outside of the directory"),
+    "a tensor twice, of two sizes": (
+        {ONE: {"a": W}, TWO: {"a": W[:2]}},
+        None,
+        "Tensor 'a' is in several files",
+    ),
     "a tensor twice": ({ONE: {"a": W}, TWO: {"a": W}}, None, "Tensor 'a' is in several files"),
 }
 

@@ -123,10 +123,9 @@ def _source(
 def _placed(fqn: str, parts: list[Part], path: str) -> Placed:
     """Put a tensor together: where torch's DCP saved, each rank's file holds a part of it."""
     regions = [part.region for part in parts]
-    if (
-        len(set(regions)) < len(parts)
-        or len({(p.torch_dtype, len(p.region.sizes)) for p in parts}) > 1
-    ):
+    begins = [region.offsets for region in regions if region.volume]
+    kinds = {(part.torch_dtype, len(part.region.sizes)) for part in parts}
+    if len(kinds) > 1 or len(set(begins)) < len(begins):
         raise FormatError(
             f"Tensor {fqn!r} is in several files of {path!r}, and there is no index that says "
             "which one counts: open one of the files.",
