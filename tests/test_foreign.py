@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -495,6 +497,24 @@ def test_a_file_cut_off_anywhere_is_an_error_of_ours(saver):
                 touch_everything("x")
         file.write_bytes(content)
     touch_everything("x")
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_changed_bytes_are_read_or_an_error_of_ours(saver):
+    SAVERS[saver]({"w": W, "v": W + 1} | ({"o": {1, 2}} if saver in NESTED else {}), "x")
+    files = [file for file in (Path("x"), *Path("x").glob("*")) if file.is_file()]
+    contents = {file: file.read_bytes() for file in files}
+    dice = random.Random(saver)
+    for _ in range(300):
+        file = dice.choice(files)
+        changed = bytearray(contents[file])
+        for _ in range(dice.choice((1, 1, 8))):
+            changed[dice.randrange(len(changed))] = dice.randrange(256)
+        file.write_bytes(changed)
+        with contextlib.suppress(DcpZarrError):
+            touch_everything("x")
+            dcp_zarr.load("x")
+        file.write_bytes(contents[file])
 
 
 def touch_everything(path):
