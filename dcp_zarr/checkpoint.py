@@ -326,7 +326,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
     @property
     def has_checksums(self) -> bool:
         """Whether `verify` finds bytes that changed; what others saved has no checksums here."""
-        return self._source.has_checksums
+        return not self._source.schema.is_foreign
 
     def verify(self) -> list[Damage]:
         """Check every document, index and read chunk; return what is lost or changed.

@@ -169,9 +169,6 @@ class StoredObject(Protocol):
 class Source(Protocol):
     """A committed checkpoint, open for reading; safe to use from several threads."""
 
-    has_checksums: bool
-    """Whether stored bytes are checked when they are read."""
-
     @property
     def where(self) -> str:
         """Path or address, for messages."""

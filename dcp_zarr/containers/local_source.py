@@ -28,7 +28,6 @@ class LocalSource:
         The path as it was given, for messages.
     """
 
-    has_checksums = True
     _schema: Schema
     _fd = -1
     """Descriptor of the directory or file, while it is open."""

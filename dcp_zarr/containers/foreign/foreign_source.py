@@ -116,8 +116,6 @@ class ForeignSource:
         As in `Schema`.
     """
 
-    has_checksums = False
-
     def __init__(
         self,
         where: str,
