@@ -207,6 +207,7 @@ def report(
     path: Path,
     output: Annotated[str, typer.Option("--output", "-o", help="Where to write; ends in .html.")],
     compare: Annotated[str, typer.Option(help="An older checkpoint.")] = "",
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Write one page about a checkpoint, with tables and pictures; reads all values.
 
@@ -216,6 +217,8 @@ def report(
     from dcp_zarr.reporting import write_report  # noqa: PLC0415
 
     write_report(path, output, compare or None, tracked=tracked)
+    if as_json:
+        _print_json({"output": output})
 
 
 def main() -> None:

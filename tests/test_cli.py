@@ -189,7 +189,8 @@ def test_report_writes_one_page(path, tmp_path):
     assert run("report", path, "-o", "report.html") == ""
     assert "model.w" in (tmp_path / "report.html").read_text()
     assert "compared with" not in (tmp_path / "report.html").read_text()
-    run("report", path, "-o", "report.html", "--compare", path)
+    told = run("report", path, "-o", "report.html", "--compare", path, "--json")
+    assert json.loads(told) == {"output": "report.html"}
     assert f"compared with {path}" in (tmp_path / "report.html").read_text()
 
 
