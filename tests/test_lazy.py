@@ -151,7 +151,7 @@ def test_a_deep_tree_is_folded_in_the_repr_so_that_its_top_is_seen():
 
 def test_the_path_is_shown_as_it_was_given(path):
     dcp_zarr.save({"w": torch.zeros(1)}, path)
-    assert repr(dcp_zarr.open_checkpoint(path)).startswith(f"Checkpoint {path}: 1 tensors")
+    assert repr(dcp_zarr.open_checkpoint(path)).startswith(f"Checkpoint {path}: 1 tensor")
 
 
 def test_a_group_of_tensors_is_pointed_at(checkpoint, path):
