@@ -9,7 +9,6 @@ where it is copied or encoded.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 from dcp_zarr.errors import CorruptionError
+from dcp_zarr.scratch import scratch
 from dcp_zarr.tasks import Limits, Part, in_order, tasks_of
 
 if TYPE_CHECKING:
@@ -201,18 +201,6 @@ def _read_task(parts: list[Part[ReadJob]], source: Source) -> None:
             ) from error
 
 
-_scratch = threading.local()
-
-
-def _buffer(name: str, nbytes: int) -> memoryview:
-    """Return this thread's buffer of that name: fresh memory costs more than a copy."""
-    buffer = getattr(_scratch, name, None)
-    if buffer is None or len(buffer) < nbytes:
-        buffer = np.empty(1 << (nbytes - 1).bit_length(), np.uint8).data
-        setattr(_scratch, name, buffer)
-    return buffer[:nbytes]
-
-
 Run = list[tuple["Extent", "Shape"]]
 
 
@@ -239,17 +227,17 @@ def _offset(lying: tuple[Extent, Shape]) -> int:
 def _read_run(run: Run, stored: StoredObject) -> Iterator[tuple[Shape, memoryview, Buffer | None]]:
     """Read a run in one call; yield each read chunk's place, encoded bytes and checksum, if any."""
     start = run[0][0].offset
-    scratch = _buffer("stored", max(extent.offset + extent.nbytes for extent, _ in run) - start)
-    stored.read_into(start, [scratch])
+    together = scratch("stored", max(extent.offset + extent.nbytes for extent, _ in run) - start)
+    stored.read_into(start, [together])
     for (offset, nbytes, crc, is_checked), read_chunk in run:
         first, end = offset - start, offset - start + nbytes
         if not is_checked:
-            yield read_chunk, scratch[first:end], None
+            yield read_chunk, together[first:end], None
         elif crc is not None:
-            yield read_chunk, scratch[first:end], crc
+            yield read_chunk, together[first:end], crc
         else:
             body = max(end - CHECKSUM_BYTES, first)
-            yield read_chunk, scratch[first:body], scratch[body:end]
+            yield read_chunk, together[first:body], together[body:end]
 
 
 Destination = Callable[["Shape"], "memoryview | None"]
@@ -303,7 +291,7 @@ def _fill(job: ReadJob, run: Run, stored: StoredObject, destination: Destination
 
 def _read_in_place(job: ReadJob, run: Run, stored: StoredObject, destination: Destination) -> bool:
     """Read uncompressed read chunks straight into the destination; False where they do not fit."""
-    crcs = _buffer("crcs", CHECKSUM_BYTES * len(run))
+    crcs = scratch("crcs", CHECKSUM_BYTES * len(run))
     buffers: list[memoryview] = []
     to_check: list[tuple[memoryview, Buffer | None, Shape]] = []
     end = run[0][0].offset
@@ -337,7 +325,7 @@ def _decode_part(job: ReadJob, read_chunk: Shape, encoded: memoryview) -> None:
     """Decode a read chunk of which the destination wants a part, or wants it elsewhere."""
     array = job.array
     box = array.read_grid.box(read_chunk)
-    decoded = _buffer("decoded", array.read_chunk_nbytes)
+    decoded = scratch("decoded", array.read_chunk_nbytes)
     job.codec.decode(encoded, decoded)
     whole = np.frombuffer(decoded, job.out.dtype).reshape(array.read_chunk_shape)
     wanted = box.intersection(job.region)

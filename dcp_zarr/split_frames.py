@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dcp_zarr.scratch import scratch
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -120,7 +122,7 @@ def _put_plane(
         return at + 4 + count
     plane = block
     if itemsize > 1:
-        plane = _scratch("plane", count)
+        plane = np.frombuffer(scratch("plane", count), np.uint8)
         _take_plane(block, itemsize, place, plane)
     return _put(frame, at, plane, way)
 
@@ -144,21 +146,12 @@ def _take_plane(
         return
     words = block.view(f"<u{itemsize}")
     if place:
-        shifted = _scratch("words", block.size).view(words.dtype)
+        shifted = np.frombuffer(scratch("words", block.size), words.dtype)
         words = np.right_shift(words, 8 * place, out=shifted)
     np.copyto(out, words, casting="unsafe")
 
 
 _local = threading.local()
-
-
-def _scratch(name: str, nbytes: int) -> NDArray[np.uint8]:
-    """Return this thread's memory of that name: fresh memory costs more than a pass over it."""
-    found: NDArray[np.uint8] | None = getattr(_local, name, None)
-    if found is None or found.size < nbytes:
-        found = np.empty(nbytes, np.uint8)
-        setattr(_local, name, found)
-    return found[:nbytes]
 
 
 def _compress(name: str) -> Any:  # noqa: ANN401
