@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 from dcp_zarr.checkpoint import Checkpoint
 from dcp_zarr.containers.by_path import open_source
@@ -38,6 +39,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     tensor([3., 4., 5.])
     """
     return Checkpoint(open_source(local_path(path)))
+
+
+def opened(
+    checkpoint: Checkpoint | str | os.PathLike[str],
+) -> AbstractContextManager[Checkpoint]:
+    """Return a checkpoint for a while: one that is open stays open, one at a path is closed."""
+    return (
+        nullcontext(checkpoint)
+        if isinstance(checkpoint, Checkpoint)
+        else open_checkpoint(checkpoint)
+    )
 
 
 def is_complete(path: str | os.PathLike[str]) -> bool:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcp_zarr import layer_maps
-from dcp_zarr.checkpoint import Checkpoint
 from dcp_zarr.display import count, number_in, size
 from dcp_zarr.local_files import page_target, write_page
 from dcp_zarr.moments import owners
-from dcp_zarr.opening import open_checkpoint
+from dcp_zarr.opening import opened
 from dcp_zarr.pictures.page import Section, collapsed, page, paragraph, side_by_side, table
 
 if TYPE_CHECKING:
+    from dcp_zarr.checkpoint import Checkpoint
     from numpy.typing import NDArray
 
     from dcp_zarr.comparison import TensorDifference
@@ -84,14 +84,8 @@ def write_report(
     """Write a report as `report` does, and show how far it has come."""
     target = page_target(output, (".html",))
     with ExitStack() as stack:
-
-        def opened(found: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
-            if isinstance(found, Checkpoint):
-                return found
-            return stack.enter_context(open_checkpoint(found))
-
-        one = opened(checkpoint)
-        older = None if compared_with is None else opened(compared_with)
+        one = stack.enter_context(opened(checkpoint))
+        older = None if compared_with is None else stack.enter_context(opened(compared_with))
         statistics = list(tracked(one.iter_stats(), len(one), "reading values"))
         contents = _Contents(one, older, statistics)
         parts = list(contents.parts())

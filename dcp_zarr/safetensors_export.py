@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcp_zarr import display
-from dcp_zarr.checkpoint import Checkpoint
 from dcp_zarr.commit import LocalCommit
 from dcp_zarr.errors import (
     CheckpointExistsError,
@@ -24,12 +23,13 @@ from dcp_zarr.errors import (
     UnsupportedTensorError,
 )
 from dcp_zarr.local_files import local_path, sync_directory, sync_path
-from dcp_zarr.opening import open_checkpoint
+from dcp_zarr.opening import opened
 from dcp_zarr.safetensors_file import NamedTensor, split, write_file
 from dcp_zarr.safetensors_format import METADATA_NAME, NAMES
 from dcp_zarr.tasks import Limits, check_count
 
 if TYPE_CHECKING:
+    from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.container import Source
 
 FILE_BYTES = 5 << 30
@@ -123,8 +123,8 @@ def export(
     >>> export("step-1.zarr", "w.safetensors", names=lambda fqn: fqn.removeprefix("model."))
     ExportReport: 1 tensors in 'w.safetensors', left out: 1
     """
-    with _opened(checkpoint) as opened:
-        chosen = opened.select(pattern)
+    with opened(checkpoint) as whole:
+        chosen = whole.select(pattern)
         named = _named(chosen, names)
         destined = _Destination.of(local_path(destination), file_bytes)
         destined.check(sum(tensor.nbytes for tensor in named), overwrite=overwrite)
@@ -133,14 +133,6 @@ def export(
     exported = {tensor.entry.fqn: tensor.name for tensor in named}
     left_out = tuple(fqn for fqn in [*chosen, *chosen.objects] if fqn not in exported)
     return ExportReport(files, exported, left_out)
-
-
-def _opened(
-    checkpoint: Checkpoint | str | os.PathLike[str],
-) -> AbstractContextManager[Checkpoint]:
-    if isinstance(checkpoint, Checkpoint):
-        return nullcontext(checkpoint)
-    return open_checkpoint(checkpoint)
 
 
 def _silent(written: int, nbytes: int) -> None:

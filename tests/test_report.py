@@ -162,7 +162,7 @@ def test_an_open_checkpoint_stays_open(path):
 def test_where_it_cannot_be_written_nothing_is_read(output, message, tmp_path, monkeypatch):
     dcp_zarr.save({"w": torch.ones(3)}, "x.zarr")
     (tmp_path / "folder.html").mkdir()
-    monkeypatch.setattr(reporting, "open_checkpoint", None)
+    monkeypatch.setattr(reporting, "opened", None)
     with pytest.raises(OptionError, match=message):
         dcp_zarr.report("x.zarr", output)
 
