@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dcp_zarr.region import Region
     from dcp_zarr.schema import TensorEntry
     from dcp_zarr.tasks import Limits
+    from dcp_zarr.tensor_statistics import TensorStatistics
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_BINS = 1 << 16
@@ -81,10 +82,16 @@ class Histogram:
         return self.picture().svg
 
 
-def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> Histogram:
+def histogram(
+    entry: TensorEntry,
+    source: Source,
+    bins: int,
+    limits: Limits,
+    known: TensorStatistics | None = None,
+) -> Histogram:
     """Read a tensor, and count its values in bins.
 
-    It is read twice where its items are of more than two bytes and its statistics are not stored.
+    It is read twice where its items are of more than two bytes and its statistics are not known.
 
     Parameters
     ----------
@@ -96,6 +103,8 @@ def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> 
         How many.
     limits
         Threads; each has one box of the tensor in memory.
+    known
+        Its statistics; by default those that are stored.
 
     Raises
     ------
@@ -111,7 +120,7 @@ def histogram(entry: TensorEntry, source: Source, bins: int, limits: Limits) -> 
         finite, ends = int(times.sum()) - nans - infs, values[np.isfinite(values)]
         tally = partial(_tally, values, times)
     else:
-        (known,) = statistics([entry], source, limits)
+        known = known or next(statistics([entry], source, limits))
         nans, infs = known.nans, known.infs
         finite, ends = known.count - nans - infs, np.array([known.min, known.max])
         tally = partial(_tally_again, entry, source, limits)

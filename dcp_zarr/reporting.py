@@ -14,15 +14,17 @@ import numpy as np
 
 from dcp_zarr import layer_maps
 from dcp_zarr.display import count, number_in, size
+from dcp_zarr.histogram import histogram
 from dcp_zarr.local_files import page_target, write_page
 from dcp_zarr.moments import owners
 from dcp_zarr.opening import opened
 from dcp_zarr.pictures.page import Section, collapsed, page, paragraph, side_by_side, table
+from dcp_zarr.tasks import Limits
 
 if TYPE_CHECKING:
-    from dcp_zarr.checkpoint import Checkpoint
     from numpy.typing import NDArray
 
+    from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.comparison import TensorDifference
     from dcp_zarr.lazy_tensor import LazyTensor
     from dcp_zarr.tensor_statistics import TensorStatistics
@@ -200,7 +202,9 @@ class _Contents:
         return side_by_side(self.histogram(row) for row in _largest_of_each_kind(self.weights))
 
     def histogram(self, row: TensorStatistics) -> str:
-        return self.checkpoint[row.fqn].histogram(_BINS).picture().svg
+        tensor = self.checkpoint[row.fqn]
+        found = histogram(tensor._entry, tensor._source, _BINS, Limits.of(None), known=row)
+        return found.picture().svg
 
     def values(self) -> str:
         worst = max(self.weights, key=lambda r: (r.nans + r.infs, r.count), default=None)
