@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import nan, sqrt
 from operator import add
 from typing import TYPE_CHECKING
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr.errors import OptionError
-from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_box, summed
-from dcp_zarr.value_sums import BLOCK_ELEMENTS
+from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_blocks, summed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -140,12 +139,8 @@ def _compare(
     task: tuple[tuple[TensorEntry, TensorEntry], Region], sources: tuple[Source, Source]
 ) -> _Sums:
     entries, box = task
-    old, new = (read_box(e, source, box) for e, source in zip(entries, sources, strict=True))
-    sums = _Sums()
-    for start in range(0, old.size, BLOCK_ELEMENTS):
-        block = slice(start, start + BLOCK_ELEMENTS)
-        sums += _compare_blocks(old[block], new[block])
-    return sums
+    blocks = read_blocks(zip(entries, sources, strict=True), box)
+    return reduce(add, (_compare_blocks(old, new) for old, new in blocks), _Sums())
 
 
 @np.errstate(invalid="ignore", over="ignore")

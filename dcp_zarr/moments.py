@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import nan, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_box, summed
-from dcp_zarr.value_sums import BLOCK_ELEMENTS
+from dcp_zarr.tensor_statistics import as_float64, boxes, inner_product, read_blocks, summed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,12 +97,8 @@ def update_sizes(
 
 def _sums_of(task: tuple[tuple[TensorEntry, TensorEntry], Region], source: Source) -> _Sums:
     pair, box = task
-    first, second = (read_box(entry, source, box) for entry in pair)
-    sums = _Sums()
-    for start in range(0, first.size, BLOCK_ELEMENTS):
-        block = slice(start, start + BLOCK_ELEMENTS)
-        sums += _sums_of_block(first[block], second[block])
-    return sums
+    blocks = read_blocks(((entry, source) for entry in pair), box)
+    return reduce(add, (_sums_of_block(first, second) for first, second in blocks), _Sums())
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")

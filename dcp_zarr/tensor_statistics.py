@@ -15,7 +15,7 @@ from dcp_zarr import engine
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.region import Grid, Region, coordinates
 from dcp_zarr.tasks import Limits, in_order
-from dcp_zarr.value_sums import ValueSums, joined, sums_of
+from dcp_zarr.value_sums import BLOCK_ELEMENTS, ValueSums, joined, sums_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,6 +168,21 @@ def read_box(
     if dtype.trailing:
         values = values.astype(np.float32).view(np.complex64)
     return values.reshape(-1)
+
+
+def read_blocks(
+    tensors: Iterable[tuple[TensorEntry, Source]], box: Region
+) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Yield the values in a box of some tensors, block by block, side by side.
+
+    Raises
+    ------
+    CorruptionError
+        If stored bytes are lost or changed.
+    """
+    rows = [read_box(entry, source, box) for entry, source in tensors]
+    for start in range(0, rows[0].size, BLOCK_ELEMENTS):
+        yield tuple(row[start : start + BLOCK_ELEMENTS] for row in rows)
 
 
 @np.errstate(invalid="ignore", over="ignore")
