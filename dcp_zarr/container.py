@@ -12,6 +12,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema, TensorEntry
@@ -110,7 +113,7 @@ class Target(Protocol):
             With the rank whose objects are not visible from here.
         """
 
-    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+    def join(self, array: ArrayLayout, counts: NDArray[np.int64]) -> None:
         """Complete the object that several ranks wrote. Coordinator only.
 
         Parameters
@@ -118,8 +121,7 @@ class Target(Protocol):
         array
             The array.
         counts
-            For each rank, how many read chunks it placed; the coordinator's own rank is one more
-            than the last.
+            For each rank, how many read chunks it placed; last, the coordinator's own.
 
         Raises
         ------

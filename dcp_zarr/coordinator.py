@@ -6,20 +6,19 @@ Both are functions of what every rank knows or returned; no trainer's and no con
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dcp_zarr import engine, pieces
-from dcp_zarr.errors import SaveError
-from dcp_zarr.layout import Assignment, object_layout
+from dcp_zarr.layout import object_layout
 from dcp_zarr.names import OBJECTS_PATH
-from dcp_zarr.placement import fingerprint, path_fingerprint, plan_save
-from dcp_zarr.region import Region, coordinates
+from dcp_zarr.placement import plan_save
+from dcp_zarr.region import Region, Tiling, coordinates
+from dcp_zarr.results import check_results
 from dcp_zarr.schema import Entry, ObjectEntry, Schema, TensorEntry
 from dcp_zarr.staged_sums import joined_sums
 from dcp_zarr.value_sums import SummedValues
@@ -30,25 +29,15 @@ if TYPE_CHECKING:
     from dcp_zarr.codecs import Codec
     from dcp_zarr.container import Target
     from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.parts import Parts
     from dcp_zarr.placement import Placement, SaveOptions, TensorPlan
     from dcp_zarr.region import Shape
+    from dcp_zarr.results import RankResult
     from dcp_zarr.tasks import Limits
     from dcp_zarr.value_sums import ValueSums
 
 MAX_PACKED_OBJECT_BYTES = 1 << 20
 """Larger objects are stored by their own rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One write item that a rank reports as done."""
-
-    fqn: str
-    region: Region | None
-    """None for an object."""
-    stored_nbytes: int
-    fingerprint: int | None
-    """Of the layout by which the rank wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,7 @@ def complete(
     target: Target,
     tensors: Mapping[str, TensorPlan],
     order: Sequence[str],
-    results: Sequence[Sequence[Written]],
+    results: Sequence[RankResult],
     options: SaveOptions,
     description: Description,
     limits: Limits,
@@ -82,7 +71,7 @@ def complete(
     order
         FQNs of all entries, tensors and objects, in DCP's order.
     results
-        For each rank its write items, in the order in which it wrote them.
+        What each rank reports.
     options
         The save's options.
     description
@@ -98,19 +87,21 @@ def complete(
     objects = [fqn for fqn in order if fqn not in tensors]
     placement = plan_save(tensors, objects, options)
     layouts = placement.layouts
-    assignments = [_assignments(rank, written, placement) for rank, written in enumerate(results)]
-    _check_complete(tensors, objects, results)
-    _check_placed(target, layouts, assignments)
-    stored = _stored_nbytes(tensors, results)
+    parts = check_results(results, tensors, objects, placement)
+    _check_placed(target, layouts, tensors, parts)
+    nbytes = np.concatenate([result.stored_nbytes for result in results])
+    stored = {fqn: int(nbytes[of_tensor.rows].sum()) for fqn, of_tensor in parts.items()}
     objects_codec = options.compression.codec(OBJECTS_PATH, 1, MAX_PACKED_OBJECT_BYTES)
     planned = (tensor_entry(layouts[fqn], plan, options) for fqn, plan in tensors.items())
     sink = target.open_last_sink(len(results), planned)
     summed: list[tuple[str, SummedValues]] = []
     try:
-        cut = pieces.find_pieces(assignments)
+        counts = [len(result.parts.fqns) for result in results]
+        tilings = {fqn: plan.tiling for fqn, plan in tensors.items()}
+        cut = pieces.find_pieces(layouts, tilings, parts, counts)
         jobs = _cut_jobs(target, cut, placement, tensors, options, summed)
-        for fqn, nbytes in engine.write(jobs, sink, limits).items():
-            stored[str(fqn)] += nbytes
+        for fqn, cut_nbytes in engine.write(jobs, sink, limits).items():
+            stored[str(fqn)] += cut_nbytes
         entries, packed = _collect_objects(target, results, placement.paths)
         _check_own_arrays(target, entries, results)
         if packed is not None:
@@ -118,10 +109,10 @@ def complete(
             engine.write([job], sink, limits)
     finally:
         sink.close()
-    _join(target, placement, assignments)
+    _join(target, placement, parts, len(results))
     sums: Mapping[str, ValueSums] = {}
     if options.statistics:
-        sums = joined_sums(target, [_written_parts(written) for written in results], summed)
+        sums = joined_sums(target, [result.parts.fqns for result in results], summed)
     for fqn, plan in tensors.items():
         entries[fqn] = tensor_entry(layouts[fqn], plan, options, stored[fqn], sums.get(fqn))
     target.commit(
@@ -155,106 +146,45 @@ def bytes_job(array: ArrayLayout, content: NDArray[np.uint8], codec: Codec) -> e
     return engine.WriteJob(array, codec, whole, lambda box: content[box.slices()])
 
 
-def _stored_nbytes(
-    tensors: Mapping[str, TensorPlan], results: Sequence[Sequence[Written]]
-) -> dict[str, int]:
-    """Return for each tensor the bytes that the ranks stored."""
-    stored = dict.fromkeys(tensors, 0)
-    for item in chain.from_iterable(results):
-        if item.region is not None:
-            stored[item.fqn] += item.stored_nbytes
-    return stored
-
-
-def _assignments(
-    rank: int,
-    written: Sequence[Written],
-    placement: Placement,
-) -> list[Assignment]:
-    """Return what a rank's write items should have come to; raise where it was something else."""
-    assignments = []
-    for item in written:
-        if item.region is not None and item.fqn in placement.layouts:
-            assignments.append(placement.assignment(item.fqn, item.region))
-            expected = fingerprint(assignments[-1])
-        else:
-            expected = path_fingerprint(placement.paths.get(item.fqn, ""))
-        if expected != item.fingerprint:
-            raise SaveError(
-                f"Rank {rank} wrote {item.fqn!r} {item.region or ''} by an outdated plan; the "
-                "save is given up. Use DefaultSavePlanner(enable_plan_caching=False).",
-                fqn=item.fqn,
-                region=str(item.region),
-                rank=rank,
-            )
-    return assignments
-
-
-def _written_parts(written: Sequence[Written]) -> list[str]:
-    """Return the FQN of each part of a tensor that a rank wrote."""
-    return [item.fqn for item in written if item.region is not None]
-
-
-def _check_complete(
-    tensors: Mapping[str, TensorPlan],
-    objects: Sequence[str],
-    results: Sequence[Sequence[Written]],
-) -> None:
-    """Raise unless the ranks report every region of every tensor, and every object."""
-    done = {(item.fqn, item.region) for item in chain.from_iterable(results)}
-    for fqn, plan in tensors.items():
-        for region in plan.tiling:
-            if (fqn, region) not in done:
-                raise SaveError(
-                    f"Tensor {fqn!r} {region} was written by no rank; the save is given up.",
-                    fqn=fqn,
-                    region=str(region),
-                )
-    for fqn in objects:
-        if (fqn, None) not in done:
-            raise SaveError(
-                f"Object {fqn!r} was written by no rank: the save is given up.", fqn=fqn
-            )
-
-
 def _check_placed(
-    target: Target, layouts: Mapping[str, ArrayLayout], assignments: Sequence[Sequence[Assignment]]
+    target: Target,
+    layouts: Mapping[str, ArrayLayout],
+    tensors: Mapping[str, TensorPlan],
+    parts: Mapping[str, Parts],
 ) -> None:
     """Raise unless the coordinator sees every object that the ranks placed."""
-    placed: dict[str, dict[Shape, int]] = {fqn: {} for fqn in layouts}
-    for rank, of_rank in enumerate(assignments):
-        for assignment in of_rank:
-            read_chunks = assignment.read_chunks
-            if read_chunks.volume:
-                write_chunks = assignment.array.write_chunks_of(read_chunks)
-                placed[assignment.array.fqn] |= dict.fromkeys(coordinates(write_chunks), rank)
-    for fqn, ranks in placed.items():
-        target.check_placed(layouts[fqn], ranks)
+    for fqn, array in layouts.items():
+        tiling, ranks = tensors[fqn].tiling, parts[fqn].ranks
+        placed: dict[Shape, int] = {}
+        if tiling.is_whole:
+            whole = Region.whole(array.write_grid.counts)
+            placed = dict.fromkeys(coordinates(whole), int(ranks[0]))
+        else:
+            starts, sizes = array.read_grid.insides(tiling)
+            placing = np.flatnonzero(sizes.all(axis=1))
+            if array.has_one_object:
+                placing = placing[:1]
+            read_chunks = Tiling(tiling.shape, starts[placing], sizes[placing])
+            for rank, of_rank in zip(ranks[placing].tolist(), read_chunks, strict=True):
+                placed |= dict.fromkeys(coordinates(array.write_chunks_of(of_rank)), rank)
+        target.check_placed(array, placed)
 
 
-def _join(
-    target: Target, placement: Placement, assignments: Sequence[Sequence[Assignment]]
-) -> None:
+def _join(target: Target, placement: Placement, parts: Mapping[str, Parts], ranks: int) -> None:
     """Complete the objects that are shared, each from what ranks and coordinator placed."""
-    counts: dict[str, dict[int, int]] = {fqn: {} for fqn in placement.slabs}
-    for rank, of_rank in enumerate(assignments):
-        for assignment in of_rank:
-            if assignment.slab is not None and assignment.slab.count:
-                of_array = counts[assignment.array.fqn]
-                of_array[rank] = of_array.get(rank, 0) + assignment.slab.count
-    for fqn, of_array in counts.items():
-        if own := placement.slabs[fqn][None].count:
-            of_array[len(assignments)] = own
-        target.join(placement.layouts[fqn], of_array)
+    for fqn, slabs in placement.slabs.items():
+        counts = np.zeros(ranks + 1, np.int64)
+        np.add.at(counts, [*parts[fqn].ranks, ranks], slabs[:, -1])
+        target.join(placement.layouts[fqn], counts)
 
 
 def _check_own_arrays(
-    target: Target, entries: Mapping[str, Entry], results: Sequence[Sequence[Written]]
+    target: Target, entries: Mapping[str, Entry], results: Sequence[RankResult]
 ) -> None:
     """Raise unless the coordinator sees the arrays of large objects."""
-    for rank, written in enumerate(results):
-        for item in written:
-            entry = entries.get(item.fqn)
+    for rank, result in enumerate(results):
+        for fqn, _ in result.objects.values():
+            entry = entries.get(fqn)
             if entry is None or entry.array is None or entry.array.path == OBJECTS_PATH:
                 continue
             whole = entry.array.write_grid.touched(Region.whole(entry.array.shape))
@@ -263,16 +193,16 @@ def _check_own_arrays(
 
 def _cut_jobs(
     target: Target,
-    cut: Mapping[str, Mapping[Shape, Sequence[pieces.StagedPiece]]],
+    cut: Iterable[tuple[str, Mapping[Shape, Sequence[pieces.StagedPiece]]]],
     placement: Placement,
     tensors: Mapping[str, TensorPlan],
     options: SaveOptions,
     summed: list[tuple[str, SummedValues]],
 ) -> Iterator[engine.WriteJob]:
     """Yield a job for each cut read chunk; note what sums up its values, where that is wanted."""
-    for fqn, read_chunks in cut.items():
+    for fqn, read_chunks in cut:
         array, dtype = placement.layouts[fqn], tensors[fqn].dtype
-        codec, slab = options.codec(array), placement.slab(fqn, None)
+        codec, slab = options.codec(array), placement.last_slab(fqn)
         for read_chunk, staged in read_chunks.items():
             one = Region(read_chunk, (1,) * len(read_chunk))
             values: Callable[[Region], NDArray[Any]] = partial(
@@ -285,14 +215,14 @@ def _cut_jobs(
 
 
 def _collect_objects(
-    target: Target, results: Sequence[Sequence[Written]], paths: Mapping[str, str]
+    target: Target, results: Sequence[RankResult], paths: Mapping[str, str]
 ) -> tuple[dict[str, Entry], tuple[ArrayLayout, NDArray[np.uint8]] | None]:
     """Return an entry for each object, and the array of those that are packed with its bytes."""
     found: dict[str, pieces.StagedObject] = {}
-    for rank, written in enumerate(results):
-        if any(item.region is None for item in written):
+    for rank, result in enumerate(results):
+        if result.objects:
             for staged in pieces.staged_objects(target, rank):
-                found[written[staged.item].fqn] = staged
+                found[result.objects[staged.item][0]] = staged
     payloads = [staged.content for staged in found.values() if staged.kind == pieces.PAYLOAD]
     packed = np.frombuffer(b"".join(payloads), np.uint8)
     shared = object_layout(OBJECTS_PATH, OBJECTS_PATH, packed.size)

@@ -8,8 +8,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -20,6 +20,7 @@ from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import LayoutOptions
 from dcp_zarr.local_files import local_path
+from dcp_zarr.parts import by_tensor
 from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
 from dcp_zarr.rank_save import RankPlan, RankSave
 from dcp_zarr.tasks import Limits, check_count
@@ -27,8 +28,10 @@ from dcp_zarr.tasks import Limits, check_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
     from dcp_zarr.container import Target
-    from dcp_zarr.layout import Assignment
+    from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.placement import Placement
     from dcp_zarr.slabs import Slab
 
@@ -134,7 +137,7 @@ class DcpWriter(StorageWriter):
         The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
         """
         known = self._all_plans(plans)
-        planned, objects = metadata_words.tensor_plans(known, self._options)
+        planned, objects, ranks = metadata_words.tensor_plans(known, self._options)
         placement = plan_save(planned, objects, self._options)
         if self._target is not None:  # of a save that failed
             self._target.discard()
@@ -143,7 +146,7 @@ class DcpWriter(StorageWriter):
         if not known:
             return plans
         self._plans = known
-        assignments = [_assignments(plan, placement) for plan in known]
+        parts = by_tensor(ranks)
         slabs: Sequence[Slab | None] = [None] * len(plans)
         entries = [
             coordinator.tensor_entry(placement.layouts[fqn], plan, self._options)
@@ -152,12 +155,18 @@ class DcpWriter(StorageWriter):
         reserved = self._target.reserved_nbytes(entries)
         if reserved is not None:  # where one plan changes, the slabs of all do
             plans = known
-            slabs = rank_slabs(assignments, planned, self._options, reserved)
+            items = [len(plan.items) for plan in plans]
+            slabs = rank_slabs(placement, planned, parts, items, self._options, reserved)
+        counts = [len(of_rank.fqns) for of_rank in ranks]
+        rows = np.split(placement.slab_rows(parts, sum(counts)), np.cumsum(counts)[:-1])
+        described = self._description
         return [
-            dataclasses.replace(plan, storage_data=RankPlan(self._description, rank, mine, slab))
+            dataclasses.replace(
+                plan, storage_data=RankPlan(described, rank, _layouts(plan, placement), mine, slab)
+            )
             if plan.usable
             else plan
-            for rank, (plan, mine, slab) in enumerate(zip(plans, assignments, slabs, strict=True))
+            for rank, (plan, mine, slab) in enumerate(zip(plans, rows, slabs, strict=True))
         ]
 
     def _all_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -239,7 +248,7 @@ class DcpWriter(StorageWriter):
             self._target,
             metadata_words.planned_tensors(metadata, self._options),
             list(metadata.state_dict_metadata),
-            metadata_words.written(results),
+            [metadata_words.written(of_rank) for of_rank in results],
             self._options,
             metadata_words.description(metadata, self._save_id),
             self._limits,
@@ -247,11 +256,11 @@ class DcpWriter(StorageWriter):
         self._target = None
 
 
-def _assignments(plan: SavePlan, placement: Placement) -> tuple[Assignment | str, ...]:
-    """Return what each write item of a plan comes to."""
+def _layouts(plan: SavePlan, placement: Placement) -> tuple[ArrayLayout | str, ...]:
+    """Return the layout of each write item; of an object, the path."""
+    fqns = [item.index.fqn for item in plan.items]
+    found = [*map(placement.layouts.get, fqns)]
     return tuple(
-        placement.paths[item.index.fqn]
-        if item.type == WriteItemType.BYTE_IO
-        else placement.assignment(item.index.fqn, metadata_words.region(item))
-        for item in plan.items
+        placement.paths[fqn] if array is None else array
+        for fqn, array in zip(fqns, found, strict=True)
     )

@@ -48,6 +48,11 @@ class ArrayLayout:
         return Grid(self.shape, self.write_chunk_shape)
 
     @property
+    def has_one_object(self) -> bool:
+        """Whether all of it is one write chunk."""
+        return prod(self.write_grid.counts) == 1
+
+    @property
     def read_chunks_per_write_chunk(self) -> Shape:
         """Number of read chunks in a write chunk on each axis, those beyond the tensor included."""
         both = zip(self.write_chunk_shape, self.read_chunk_shape, strict=True)

@@ -104,17 +104,23 @@ def plan_layouts(
     """
     layouts = {}
     budget = options.pieces_bytes
+    known: dict[tuple[Tiling, int], tuple[Shape, Shape]] = {}
     for fqn, tiling in tilings.items():
         tiling.check(fqn)
         dtype = dtypes[fqn]
         if tiling.is_whole:
-            read, write = _whole_tensor(tiling.shape, dtype.itemsize, options)
+            shapes = _whole_tensor(tiling.shape, dtype.itemsize, options)
+        elif (tiling, dtype.itemsize) in known:
+            shapes = known[tiling, dtype.itemsize]
         else:
             regions = tiling.without_empty()
             read, write, pieces_nbytes = _choose(regions, dtype.itemsize, options, budget)
+            shapes = read, write
             budget -= pieces_nbytes
+            if not pieces_nbytes:  # then a smaller budget changes nothing
+                known[tiling, dtype.itemsize] = shapes
         layouts[fqn] = ArrayLayout(
-            fqn, paths[fqn], tiling.shape, dtype.itemsize, read, write, dtype.trailing
+            fqn, paths[fqn], tiling.shape, dtype.itemsize, *shapes, dtype.trailing
         )
         if not tiling.is_whole:
             check_layout(layouts[fqn], tiling)
@@ -155,9 +161,8 @@ def check_layout(array: ArrayLayout, tiling: Tiling) -> None:
 
 def shares_object(array: ArrayLayout, tiling: Tiling) -> bool:
     """Say whether all writers of an array share its one object."""
-    one_object = prod(array.write_grid.counts) == 1
     indexed = array.read_chunk_shape != array.write_chunk_shape
-    return one_object and indexed and len(tiling.without_empty()) > 1
+    return array.has_one_object and indexed and len(tiling.without_empty()) > 1
 
 
 def _choose(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,20 +19,37 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from dcp_zarr import tensors
-from dcp_zarr.coordinator import Description, Written
+from dcp_zarr.coordinator import Description
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import LayoutError, SaveError, UnsupportedTensorError
 from dcp_zarr.garbage import no_collection
+from dcp_zarr.parts import RankParts, by_tensor
 from dcp_zarr.placement import SaveOptions, TensorPlan
-from dcp_zarr.region import Region, Tiling
+from dcp_zarr.region import Region, Shape, Tiling
+from dcp_zarr.results import RankResult
 from dcp_zarr.schema import ObjectEntry, Schema, TensorEntry
 from dcp_zarr.schema_json import MAX_LIST
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch.distributed.checkpoint.storage import WriteResult
+
+_Known = dict[tuple[Shape, bytes, bytes], Tiling]
+_FQN = attrgetter("index.fqn")
+_KIND = attrgetter("type")
+_DESCRIBED = attrgetter("tensor_data")
+_SIZE = attrgetter("size")
+_DTYPE = attrgetter("properties.dtype")
+_OFFSETS = attrgetter("chunk.offsets")
+_SIZES = attrgetter("chunk.sizes")
+_BOX_OFFSETS = attrgetter("offsets")
+_BOX_SIZES = attrgetter("sizes")
+_STORED = attrgetter("storage_data")
+_NBYTES = attrgetter("size_in_bytes")
+_INDEX_OFFSET = attrgetter("index.offset")
 
 MAX_PUBLISHED_REGIONS = 100_000
 """Most regions of all tensors that a load is planned by."""
@@ -43,67 +62,87 @@ _DEFAULT_PROPERTIES = {
 }
 
 
-def region(item: WriteItem) -> Region:
-    """Return the region that a tensor's write item covers."""
-    assert item.tensor_data is not None  # noqa: S101
-    box = item.tensor_data.chunk
-    return Region(tuple(box.offsets), tuple(box.sizes))
+def rank_parts(items: Sequence[WriteItem]) -> RankParts:
+    """Return the parts of tensors that a rank's write items are."""
+    numbers, fqns, described = _tensor_items(items)
+    return RankParts.of(fqns, numbers, [*map(_OFFSETS, described)], [*map(_SIZES, described)])
+
+
+def _tensor_items(
+    items: Sequence[WriteItem],
+) -> tuple[list[int], list[str], list[TensorWriteData]]:
+    """Return number, FQN and description of each item that is no object."""
+    numbers = [n for n, kind in enumerate(map(_KIND, items)) if kind is not WriteItemType.BYTE_IO]
+    found = items if len(numbers) == len(items) else [items[number] for number in numbers]
+    return numbers, [*map(_FQN, found)], [*map(_DESCRIBED, found)]
 
 
 def tensor_plans(
     plans: Sequence[SavePlan], options: SaveOptions
-) -> tuple[dict[str, TensorPlan], list[str]]:
-    """Return what the plans of all ranks say of tensors, and the names of objects."""
-    items: dict[str, list[WriteItem]] = {}
-    objects = []
+) -> tuple[dict[str, TensorPlan], list[str], list[RankParts]]:
+    """Return what the plans of all ranks say of tensors, the names of objects, and all parts."""
+    first: dict[str, TensorWriteData] = {}
+    objects: list[str] = []
+    ranks = []
     for rank, plan in enumerate(plans):
-        for item in plan.items:
-            if item.type == WriteItemType.BYTE_IO:
-                objects.append(item.index.fqn)
-                continue
-            of_tensor = items.setdefault(item.index.fqn, [])
-            of_tensor.append(item)
-            _check_agrees(item, of_tensor[0], rank)
-    planned = {}
-    for fqn, of_tensor in items.items():
-        first = of_tensor[0].tensor_data
-        assert first is not None  # noqa: S101
-        boxes = [item.tensor_data.chunk for item in of_tensor if item.tensor_data is not None]
-        planned[fqn] = _tensor_plan(fqn, first.properties, _tiling(first.size, boxes), options)
-    return planned, objects
+        numbers, fqns, described = _tensor_items(plan.items)
+        expected = [*map(first.setdefault, fqns, described)]
+        for tells in (_SIZE, _DTYPE):
+            if [*map(tells, described)] != [*map(tells, expected)]:
+                _refuse_difference(rank, fqns, described, expected)
+        offsets, sizes = [*map(_OFFSETS, described)], [*map(_SIZES, described)]
+        ranks.append(RankParts.of(fqns, numbers, offsets, sizes))
+        if len(numbers) < len(plan.items):
+            objects += [i.index.fqn for i in plan.items if i.type is WriteItemType.BYTE_IO]
+    planned: dict[str, TensorPlan] = {}
+    known: _Known = {}
+    for fqn, parts in by_tensor(ranks).items():
+        tiling = _tiling(known, first[fqn].size, parts.offsets, parts.sizes)
+        planned[fqn] = _tensor_plan(fqn, first[fqn].properties, tiling, options)
+    return planned, objects, ranks
 
 
-def _tiling(size: torch.Size, boxes: Sequence[ChunkStorageMetadata]) -> Tiling:
-    """Return DCP's boxes as a tiling; there may be millions."""
-    shape = (len(boxes), len(size))
-    offsets = np.array([box.offsets for box in boxes], np.int64).reshape(shape)
-    sizes = np.array([box.sizes for box in boxes], np.int64).reshape(shape)
-    return Tiling(tuple(size), offsets, sizes)
-
-
-def _check_agrees(item: WriteItem, first: WriteItem, rank: int) -> None:
+def _refuse_difference(
+    rank: int,
+    fqns: Sequence[str],
+    described: Sequence[TensorWriteData],
+    expected: Sequence[TensorWriteData],
+) -> None:
     """Raise where ranks disagree on what a tensor is."""
-    found, expected = item.tensor_data, first.tensor_data
-    assert found is not None  # noqa: S101
-    assert expected is not None  # noqa: S101
-    if (found.size, found.properties.dtype) != (expected.size, expected.properties.dtype):
-        raise LayoutError(
-            f"Ranks disagree on tensor {item.index.fqn!r}: rank {rank} saves a part of "
-            f"{found.properties.dtype} {tuple(found.size)}, another rank one of "
-            f"{expected.properties.dtype} {tuple(expected.size)}.",
-            fqn=item.index.fqn,
-            rank=rank,
-        )
+    for fqn, found, other in zip(fqns, described, expected, strict=True):
+        if (found.size, found.properties.dtype) != (other.size, other.properties.dtype):
+            raise LayoutError(
+                f"Ranks disagree on tensor {fqn!r}: rank {rank} saves a part of "
+                f"{found.properties.dtype} {tuple(found.size)}, another rank one of "
+                f"{other.properties.dtype} {tuple(other.size)}.",
+                fqn=fqn,
+                rank=rank,
+            )
 
 
 def planned_tensors(metadata: Metadata, options: SaveOptions) -> dict[str, TensorPlan]:
     """Return what the finished `Metadata` says of tensors."""
-    planned = {}
+    planned: dict[str, TensorPlan] = {}
+    known: _Known = {}
     for fqn, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
-            tiling = _tiling(entry.size, entry.chunks)
+            shape = len(entry.chunks), len(entry.size)
+            offsets, sizes = (
+                np.fromiter(chain.from_iterable(map(numbers, entry.chunks)), np.int64)
+                for numbers in (_BOX_OFFSETS, _BOX_SIZES)
+            )
+            tiling = _tiling(known, entry.size, offsets.reshape(shape), sizes.reshape(shape))
             planned[fqn] = _tensor_plan(fqn, entry.properties, tiling, options)
     return planned
+
+
+def _tiling(
+    known: _Known, size: torch.Size, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> Tiling:
+    """Return a tiling; one value for all tensors that are placed alike."""
+    shape = tuple(size)
+    key = shape, offsets.tobytes(), sizes.tobytes()
+    return known.setdefault(key, Tiling(shape, offsets, sizes))
 
 
 def _tensor_plan(
@@ -126,16 +165,30 @@ def _tensor_plan(
     return TensorPlan(dtype, tiling, changed)
 
 
-def written(results: Sequence[Sequence[WriteResult]]) -> list[list[Written]]:
-    """Return what the ranks report."""
-    return [[_written(result) for result in of_rank] for of_rank in results]
-
-
-def _written(result: WriteResult) -> Written:
-    fqn, offset = result.index.fqn, result.index.offset
-    fingerprint, sizes = result.storage_data
-    box = None if sizes is None else Region(tuple(offset or ()), sizes)
-    return Written(fqn, box, result.size_in_bytes, fingerprint)
+def written(results: Sequence[WriteResult]) -> RankResult:
+    """Return what a rank reports."""
+    stored = [*map(_STORED, results)]
+    numbers = [number for number, (_, sizes) in enumerate(stored) if sizes is not None]
+    objects = {
+        number: (results[number].index.fqn, fingerprint)
+        for number, (fingerprint, sizes) in enumerate(stored)
+        if sizes is None
+    }
+    if objects:
+        results = [results[number] for number in numbers]
+        stored = [stored[number] for number in numbers]
+    sizes = [of_part for _, of_part in stored]
+    # Planners that know no offset save a tensor whole.
+    offsets = [
+        offset or (0,) * len(of_part)
+        for offset, of_part in zip(map(_INDEX_OFFSET, results), sizes, strict=True)
+    ]
+    return RankResult(
+        RankParts.of([*map(_FQN, results)], numbers, offsets, sizes),
+        np.array([*map(_NBYTES, results)], np.int64),
+        np.array([fingerprint for fingerprint, _ in stored], np.uint64),
+        objects,
+    )
 
 
 def description(metadata: Metadata, save_id: str) -> Description:

@@ -9,7 +9,7 @@ files are no part of a checkpoint: the commit removes them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,15 @@ import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 from dcp_zarr.errors import SaveError
+from dcp_zarr.layout import Assignment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.container import Sink, Target
-    from dcp_zarr.layout import Assignment
-    from dcp_zarr.region import Region, Shape
+    from dcp_zarr.layout import ArrayLayout
+    from dcp_zarr.parts import Parts
+    from dcp_zarr.region import Region, Shape, Tiling
 
 _PIECES = "pieces"
 _OBJECTS = "objects"
@@ -73,27 +75,57 @@ class StagedPiece:
 
 
 def find_pieces(
-    ranks: Iterable[Sequence[Assignment]],
-) -> dict[str, dict[Shape, list[StagedPiece]]]:
-    """Return for each FQN, and each of its cut read chunks, the pieces that make it up.
+    layouts: Mapping[str, ArrayLayout],
+    tilings: Mapping[str, Tiling],
+    parts: Mapping[str, Parts],
+    counts: Sequence[int],
+) -> Iterator[tuple[str, dict[Shape, list[StagedPiece]]]]:
+    """Yield each tensor that is cut, and for each of its cut read chunks the pieces.
 
     Parameters
     ----------
-    ranks
-        For each rank, what its write items come to, in the order in which they were written.
+    layouts, tilings
+        By FQN.
+    parts
+        By FQN, in the order of the tilings.
+    counts
+        For each rank, the number of its parts.
     """
-    found: dict[str, dict[Shape, list[StagedPiece]]] = {}
-    for rank, assignments in enumerate(ranks):
-        offset = 0
-        for assignment in assignments:
-            if not assignment.pieces_nbytes:
-                continue
-            of_tensor = found.setdefault(assignment.array.fqn, {})
-            for piece in assignment.pieces():
+    nbytes = np.zeros(sum(counts), np.int64)
+    cut = []
+    for fqn, tiling in tilings.items():
+        if not tiling.is_whole:
+            column = _staged_column(layouts[fqn], tiling)
+            if column.any():
+                cut.append(fqn)
+                nbytes[parts[fqn].rows] = column
+    offsets = np.cumsum(nbytes) - nbytes
+    begins = np.cumsum(counts) - counts
+    offsets -= np.repeat(np.append(offsets, 0)[begins], counts)
+    for fqn in cut:
+        array, of_tensor = layouts[fqn], parts[fqn]
+        found: dict[Shape, list[StagedPiece]] = {}
+        columns = of_tensor.ranks.tolist(), offsets[of_tensor.rows].tolist()
+        for rank, offset, region in zip(*columns, tilings[fqn], strict=True):
+            for piece in Assignment(array, region).pieces():
                 staged = StagedPiece(rank, offset, piece.region)
-                of_tensor.setdefault(piece.read_chunk, []).append(staged)
-                offset += piece.region.volume * assignment.array.itemsize + CHECKSUM_BYTES
-    return found
+                found.setdefault(piece.read_chunk, []).append(staged)
+                offset += piece.region.volume * array.itemsize + CHECKSUM_BYTES
+        yield fqn, found
+
+
+def _staged_column(array: ArrayLayout, tiling: Tiling) -> NDArray[np.int64]:
+    """Return `staged_nbytes` for each region of a tensor."""
+    grid = array.read_grid
+    shape, step = np.array(grid.shape, np.int64), np.array(grid.step, np.int64)
+    starts, inside = grid.insides(tiling)
+    whole = np.minimum((starts + inside) * step, shape) - starts * step
+    whole = np.where(inside > 0, whole, 0).prod(axis=1)
+    volumes = tiling.sizes.prod(axis=1)
+    touched = (-(-tiling.ends // step) - tiling.offsets // step).prod(axis=1)
+    count = np.where(volumes > 0, touched, 0) - inside.prod(axis=1)
+    staged: NDArray[np.int64] = (volumes - whole) * array.itemsize + CHECKSUM_BYTES * count
+    return staged
 
 
 def assemble(

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dcp_zarr.codecs import CHECKSUM_BYTES, NONE
-from dcp_zarr.layout import Assignment
 from dcp_zarr.layout_rules import LayoutOptions, plan_layouts, shares_object
 from dcp_zarr.names import assign_paths
 from dcp_zarr.slabs import Slab, plan_slabs
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dcp_zarr.codecs import Codec, CompressionRules
     from dcp_zarr.dtypes import DType
     from dcp_zarr.layout import ArrayLayout
-    from dcp_zarr.region import Region, Shape, Tiling
-
+    from dcp_zarr.parts import Parts, RankParts
+    from dcp_zarr.region import Tiling
 
 _OBJECT_BYTES = (1 << 20) + (1 << 15)
 """Most bytes of a stored part of an object (which no plan knows the size of), and around it."""
@@ -33,6 +36,12 @@ _COORDINATE_BYTES = 20
 """Longest coordinate in an object's name."""
 _AROUND_READ_CHUNK_BYTES = CHECKSUM_BYTES + 16
 """A read chunk's checksum, and its place in an index."""
+_MAX_AXES = 64
+"""PyTorch knows no more."""
+_FACTORS = np.cumprod(
+    np.full(2 * _MAX_AXES + len(fields(Slab)), 6364136223846793005, np.uint64), dtype=np.uint64
+)
+"""Weighs the numbers of a fingerprint: powers of an odd number, modulo 2**64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +85,21 @@ class Placement:
     """Of the tensors, by FQN."""
     paths: Mapping[str, str]
     """Of tensors and objects, by FQN."""
-    slabs: Mapping[str, Mapping[Shape | None, Slab]]
-    """By FQN of tensors whose writers share an object, and by the offsets of regions that are not
-    empty; None is the coordinator."""
+    slabs: Mapping[str, NDArray[np.int64]]
+    """By FQN of tensors whose writers share an object: a row for each region of the tiling and,
+    last, one for the coordinator."""
 
-    def assignment(self, fqn: str, region: Region) -> Assignment:
-        """Return what a write item comes to."""
-        return Assignment(self.layouts[fqn], region, self.slab(fqn, region))
+    def last_slab(self, fqn: str) -> Slab | None:
+        """Return where the coordinator's read chunks go in a shared object."""
+        rows = self.slabs.get(fqn)
+        return None if rows is None else Slab.of(rows[-1])
 
-    def slab(self, fqn: str, region: Region | None) -> Slab | None:
-        """Return where a region's read chunks go, or the coordinator's, in a shared object."""
-        shared = self.slabs.get(fqn)
-        if shared is None or (region is not None and not region.volume):
-            return None
-        return shared[None if region is None else region.offsets]
+    def slab_rows(self, parts: Mapping[str, Parts], count: int) -> NDArray[np.int64]:
+        """Return the slab of each part, or zeros; one row for each of so many parts."""
+        found = np.zeros((count, len(fields(Slab))), np.int64)
+        for fqn, rows in self.slabs.items():
+            found[parts[fqn].rows] = rows[:-1]
+        return found
 
 
 def plan_save(
@@ -123,24 +133,22 @@ def plan_save(
     return Placement(layouts, paths, slabs)
 
 
-def _slabs(array: ArrayLayout, plan: TensorPlan, options: SaveOptions) -> dict[Shape | None, Slab]:
+def _slabs(array: ArrayLayout, plan: TensorPlan, options: SaveOptions) -> NDArray[np.int64]:
     """Divide the one object of an array among its regions and, last, the coordinator."""
     codec = options.codec(array)
-    tiling = plan.tiling.without_empty()
-    counts = array.read_grid.inside_counts(tiling)
-    counts.append(prod(array.read_grid.counts) - sum(counts))
+    _, sizes = array.read_grid.insides(plan.tiling)
+    counts = sizes.prod(axis=1)
+    counts = np.append(counts, prod(array.read_grid.counts) - counts.sum())
     whole = array.read_chunk_nbytes
     one = codec.expected_nbytes(plan.dtype.torch_name, whole) + CHECKSUM_BYTES
-    slabs = plan_slabs(
-        [one * n for n in counts], [codec.largest_nbytes(whole)] * len(counts), counts
-    )
-    offsets = map(tuple, tiling.offsets.tolist())
-    return dict(zip([*offsets, None], slabs, strict=True))
+    return plan_slabs(one * counts, codec.largest_nbytes(whole), counts)
 
 
 def rank_slabs(
-    ranks: Sequence[Sequence[Assignment | str]],
+    placement: Placement,
     tensors: Mapping[str, TensorPlan],
+    parts: Mapping[str, Parts],
+    items: Sequence[int],
     options: SaveOptions,
     start: int,
 ) -> list[Slab]:
@@ -148,46 +156,67 @@ def rank_slabs(
 
     Parameters
     ----------
-    ranks
-        For each rank what its write items come to; an object is text.
+    placement
+        Where everything goes.
     tensors
         By FQN.
+    parts
+        By FQN, in the order of the tilings.
+    items
+        For each rank, the number of its write items.
     options
         The save's options.
     start
         Where the first slab begins.
     """
-    expected, largest, counts = [], [], []
-    for of_rank in ranks:
-        nbytes, most = 0, (_OBJECT_BYTES if of_rank else 0)
-        for assignment in of_rank:
-            if isinstance(assignment, str):
-                continue
-            read_chunks = assignment.read_chunks
-            if not read_chunks.volume:
-                continue
-            array = assignment.array
-            codec = options.codec(array)
-            name = tensors[array.fqn].dtype.torch_name
-            whole, per_object = array.read_chunk_nbytes, prod(array.read_chunks_per_write_chunk)
-            objects = array.write_chunks_of(read_chunks).volume
-            around = _AROUND_OBJECT_BYTES + len(array.path) + _COORDINATE_BYTES * len(array.shape)
-            each = codec.expected_nbytes(name, whole) + _AROUND_READ_CHUNK_BYTES
-            nbytes += read_chunks.volume * each + objects * around
-            placed = codec.largest_nbytes(whole) + _AROUND_READ_CHUNK_BYTES
-            most = max(most, per_object * placed + around)
-        expected.append(nbytes)
-        largest.append(most)
-        counts.append(len(of_rank))
-    return plan_slabs(expected, largest, counts, start)
+    counts = np.array(items, np.int64)
+    expected, largest = np.zeros_like(counts), np.where(counts > 0, _OBJECT_BYTES, 0)
+    for fqn, plan in tensors.items():
+        array, ranks = placement.layouts[fqn], parts[fqn].ranks
+        starts, sizes = array.read_grid.insides(plan.tiling)
+        read_chunks = sizes.prod(axis=1)
+        per_object = np.array(array.read_chunks_per_write_chunk, np.int64)
+        objects = (-(-(starts + sizes) // per_object) - starts // per_object).prod(axis=1)
+        codec, whole = options.codec(array), array.read_chunk_nbytes
+        around = _AROUND_OBJECT_BYTES + len(array.path) + _COORDINATE_BYTES * len(array.shape)
+        each = codec.expected_nbytes(plan.dtype.torch_name, whole) + _AROUND_READ_CHUNK_BYTES
+        most = codec.largest_nbytes(whole) + _AROUND_READ_CHUNK_BYTES
+        wanted = read_chunks * each + np.where(read_chunks > 0, objects * around, 0)
+        np.add.at(expected, ranks, wanted)
+        needed = np.where(read_chunks > 0, prod(per_object.tolist()) * most + around, 0)
+        np.maximum.at(largest, ranks, needed)
+    return [Slab.of(row) for row in plan_slabs(expected, largest, counts, start)]
 
 
-def fingerprint(assignment: Assignment) -> int:
-    """Return a number that differs where an item would be written in another way."""
-    array, region = assignment.array, assignment.region
+def fingerprints(
+    parts: RankParts, layouts: Mapping[str, int], slabs: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Return for each part a number that differs where it would be written in another way.
+
+    Parameters
+    ----------
+    parts
+        Of one rank.
+    layouts
+        For each FQN, the fingerprint of its layout.
+    slabs
+        For each part, its slab or zeros.
+    """
+    ends = np.cumsum(parts.axes)
+    axis = np.arange(ends[-1:].sum()) - np.repeat(ends - parts.axes, parts.axes)
+    boxes = parts.offsets.astype(np.uint64) * _FACTORS[axis]
+    boxes += parts.sizes.astype(np.uint64) * _FACTORS[_MAX_AXES + axis]
+    sums = np.append(np.uint64(0), np.cumsum(boxes))
+    found = np.array([layouts.get(fqn, 0) for fqn in parts.fqns], np.uint64)
+    found += sums[ends] - sums[ends - parts.axes]
+    found += (slabs.astype(np.uint64) * _FACTORS[2 * _MAX_AXES :]).sum(axis=1, dtype=np.uint64)
+    return found
+
+
+def layout_fingerprint(array: ArrayLayout) -> int:
+    """Return a number that differs where an array would be laid out in another way."""
     shapes = array.shape, array.read_chunk_shape, array.write_chunk_shape
-    placed = f"{shapes} {region.offsets} {region.sizes} {assignment.slab}"
-    described = f"{array.path} {array.itemsize} {placed}"
+    described = f"{array.path} {array.itemsize} {shapes}"
     return zlib.crc32(described.encode("utf-8", "surrogatepass"))
 
 

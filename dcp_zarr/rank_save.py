@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dcp_zarr import coordinator, engine, pieces, placement, tensors
+from dcp_zarr import coordinator, engine, metadata_words, pieces, placement, tensors
 from dcp_zarr.canonical_json import json_text
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
 from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.region import Region
+from dcp_zarr.slabs import Slab
 from dcp_zarr.staged_sums import stage_sums
 from dcp_zarr.value_sums import SummedValues, ValueSums
 
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
     from dcp_zarr.container import Sink
+    from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.placement import SaveOptions
-    from dcp_zarr.region import Region, Shape
-    from dcp_zarr.slabs import Slab
+    from dcp_zarr.region import Shape
     from dcp_zarr.tasks import Limits
 
     Values = Callable[[Region], NDArray[Any]]
@@ -41,10 +43,27 @@ class RankPlan:
     """Container and options by which the plan was made."""
     rank: int
     """Group rank."""
-    assignments: tuple[Assignment | str, ...]
-    """For each write item its layout; for an object, the path of its bytes."""
+    layouts: tuple[ArrayLayout | str, ...]
+    """For each write item its tensor's layout; for an object, the path of its bytes."""
+    slabs: NDArray[np.int64]
+    """For each item that is a part of a tensor, its slab in a shared object, or zeros."""
     slab: Slab | None
     """The rank's part of the container, where that is one file."""
+
+    def assignments(self, items: Sequence[WriteItem]) -> list[Assignment | str]:
+        """Return what each write item comes to."""
+        slabs = iter(self.slabs)
+        return [
+            layout if isinstance(layout, str) else _assignment(item, layout, next(slabs))
+            for item, layout in zip(items, self.layouts, strict=True)
+        ]
+
+
+def _assignment(item: WriteItem, array: ArrayLayout, slab: NDArray[np.int64]) -> Assignment:
+    assert item.tensor_data is not None  # noqa: S101
+    box = item.tensor_data.chunk
+    region = Region(tuple(box.offsets), tuple(box.sizes))
+    return Assignment(array, region, Slab.of(slab) if slab[-1] else None)
 
 
 class RankSave:
@@ -58,7 +77,8 @@ class RankSave:
         sink: Sink,
         options: SaveOptions,
     ) -> None:
-        self._items = list(zip(plan.items, rank_plan.assignments, strict=True))
+        self._plan = rank_plan
+        self._items = list(zip(plan.items, rank_plan.assignments(plan.items), strict=True))
         self._planner = planner
         self._sink = sink
         self._options = options
@@ -71,6 +91,7 @@ class RankSave:
         stored = engine.write(self._jobs(), self._sink, limits)
         if self._options.statistics:
             stage_sums(self._sink, list(self._sums()))
+        fingerprints = iter(self._fingerprints())
         results = []
         done: tuple[int, tuple[int, ...] | None]
         for number, (item, assignment) in enumerate(self._items):
@@ -78,10 +99,21 @@ class RankSave:
                 done = placement.path_fingerprint(assignment), None
                 nbytes = self._object_sizes[number]
             else:
-                done = placement.fingerprint(assignment), assignment.region.sizes
+                done = next(fingerprints), assignment.region.sizes
                 nbytes = stored.get(number, 0)
             results.append(WriteResult(item.index, nbytes, done))
         return results
+
+    def _fingerprints(self) -> list[int]:
+        """Return how each item that is a part of a tensor is written."""
+        parts = metadata_words.rank_parts([item for item, _ in self._items])
+        layouts = {
+            array.fqn: placement.layout_fingerprint(array)
+            for array in self._plan.layouts
+            if not isinstance(array, str)
+        }
+        found: list[int] = placement.fingerprints(parts, layouts, self._plan.slabs).tolist()
+        return found
 
     def _sums(self) -> Iterator[ValueSums]:
         """Yield what each item that is a part of a tensor comes to, its pieces left out."""

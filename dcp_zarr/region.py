@@ -85,11 +85,11 @@ class Region:
         return "[" + ", ".join(f"{s.start}:{s.stop}" for s in self.slices()) + "]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tiling:
     """Regions that cover a tensor exactly once, as columns of numbers.
 
-    Empty regions may be among them; they cover nothing.
+    Empty regions may be among them; they cover nothing. Equal only to itself.
     """
 
     shape: Shape
@@ -245,13 +245,16 @@ class Grid:
         sizes = tuple(max(e - s, 0) for s, e in zip(starts, ends, strict=True))
         return Region(starts, sizes)
 
-    def inside_counts(self, tiling: Tiling) -> list[int]:
-        """Return, for each region of a tiling, how many boxes lie wholly within it."""
+    def insides(self, tiling: Tiling) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what `inside` does for all regions of a tiling: offsets, and sizes.
+
+        Sizes are zero on all axes where a region holds no box.
+        """
         shape, step = np.array(self.shape, np.int64), np.array(self.step, np.int64)
         starts = -(-tiling.offsets // step)
         ends = np.where(tiling.ends == shape, -(-shape // step), tiling.ends // step)
-        counts: list[int] = np.maximum(ends - starts, 0).prod(axis=1).tolist()
-        return counts
+        sizes = ends - starts
+        return starts, np.where((sizes > 0).all(axis=1, keepdims=True), sizes, 0)
 
 
 def coordinates(box: Region) -> Iterator[Shape]:

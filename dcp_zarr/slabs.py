@@ -7,9 +7,13 @@ fills its slabs in order. What it leaves of them is a hole, which takes no space
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 ALIGNMENT = 4096
 """Slabs begin at multiples of it: what no two hosts may write to is a page of their caches."""
@@ -35,6 +39,11 @@ class Slab:
     count: int
     """How many read chunks the writer places."""
 
+    @classmethod
+    def of(cls, row: NDArray[np.int64]) -> Slab:
+        """Return the slab of one row of `plan_slabs`."""
+        return cls(*row.tolist())
+
     def range(self, number: int) -> tuple[int, int]:
         """Return where the writer's slab of that number begins and ends."""
         if number == 0:
@@ -44,9 +53,9 @@ class Slab:
 
 
 def plan_slabs(
-    expected: Sequence[int], largest: Sequence[int], counts: Sequence[int], start: int = 0
-) -> list[Slab]:
-    """Divide a file among its writers.
+    expected: ArrayLike, largest: ArrayLike, counts: ArrayLike, start: int = 0
+) -> NDArray[np.int64]:
+    """Divide a file among its writers, of which there may be millions.
 
     Parameters
     ----------
@@ -59,30 +68,27 @@ def plan_slabs(
     start
         No slab begins before this byte.
 
+    Returns
+    -------
+    A row for each writer: the fields of its `Slab`.
+
     Examples
     --------
-    >>> first, second = plan_slabs([10_000, 70_000], [4_000, 4_000], [3, 18])
+    >>> first, second = map(Slab.of, plan_slabs([10_000, 70_000], [4_000, 4_000], [3, 18]))
     >>> first.range(0), second.range(0), first.range(1), second.range(1)
     ((0, 12288), (12288, 86016), (86016, 90112), (90112, 98304))
     """
-    first = [
-        _aligned(max(e, m)) if c else 0 for e, m, c in zip(expected, largest, counts, strict=True)
-    ]
-    further = [
-        _aligned(max(n // _FURTHER, m)) if c else 0
-        for n, m, c in zip(first, largest, counts, strict=True)
-    ]
-    starts = [*accumulate(first, initial=_aligned(start))]
-    further_starts = [0, *accumulate(further)]
-    return [
-        Slab(start, nbytes, starts[-1] + further_start, more, further_starts[-1], count)
-        for start, nbytes, further_start, more, count in zip(
-            starts[:-1], first, further_starts[:-1], further, counts, strict=True
-        )
-    ]
+    counts = np.asarray(counts, np.int64)
+    first = np.where(counts > 0, _aligned(np.maximum(expected, largest)), 0)
+    further = np.where(counts > 0, _aligned(np.maximum(first // _FURTHER, largest)), 0)
+    begin = _aligned(np.array(start))
+    starts = begin + np.cumsum(first) - first
+    further_starts = begin + first.sum() + np.cumsum(further) - further
+    stride = np.full_like(counts, further.sum())
+    return np.stack([starts, first, further_starts, further, stride, counts], axis=1)
 
 
-def _aligned(nbytes: int) -> int:
+def _aligned(nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

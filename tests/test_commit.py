@@ -120,7 +120,7 @@ def test_a_straggler_of_a_dead_save_writes_where_nobody_looks():
     _, plans, _ = ranks.plan([writer], [{"w": torch.ones(3)}])
     sink = writer._new_target().open_sink(0)
     save(2.0)
-    array = plans[0].storage_data.assignments[0].array
+    array = plans[0].storage_data.layouts[0]
     with pytest.raises(FileNotFoundError):
         sink.place(array, (0,), [((0,), [b"late"])])
     sink.close()

@@ -41,7 +41,7 @@ def saved(request):
         w.write_data(p, pl).wait() for w, p, pl in zip(writers, plans, planners, strict=True)
     ]
     writers[0].finish(metadata, results)
-    assignments = [a for plan in plans for a in plan.storage_data.assignments]
+    assignments = [a for plan in plans for a in plan.storage_data.assignments(plan.items)]
     return assignments, whole, json.loads(Path("x.zarr/a/w/zarr.json").read_bytes())
 
 

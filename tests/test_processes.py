@@ -96,7 +96,8 @@ def record_writes(rank, count, path):
         mapped = prepare(plans)
         for plan in mapped:
             planned[plan.storage_data.rank] = sum(
-                a.region.volume * a.array.itemsize for a in plan.storage_data.assignments
+                a.region.volume * a.array.itemsize
+                for a in plan.storage_data.assignments(plan.items)
             )
         return mapped
 

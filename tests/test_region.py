@@ -76,13 +76,18 @@ def test_any_tiling_passes_and_any_part_of_it_fails(data):
 
 
 @given(st.data())
-def test_boxes_inside_regions_are_counted_as_they_are_found(data):
+def test_boxes_inside_all_regions_are_found_as_those_inside_each(data):
     shape = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
     step = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
     regions = random_cuts(data.draw, Region.whole(shape), depth=4)
     grid = Grid(shape, step)
-    counts = [grid.inside(region).volume for region in regions]
-    assert grid.inside_counts(Tiling.of(shape, regions)) == counts
+    starts, sizes = grid.insides(Tiling.of(shape, regions))
+    for region, offsets, counts in zip(regions, starts.tolist(), sizes.tolist(), strict=True):
+        inside = grid.inside(region)
+        if inside.volume:
+            assert (inside.offsets, inside.sizes) == (tuple(offsets), tuple(counts))
+        else:
+            assert not any(counts)
 
 
 def test_a_tensor_without_axes_has_one_region():

@@ -21,7 +21,7 @@ from dcp_zarr.containers import placed
 from dcp_zarr.containers.directory_sink import BATCH_FILES, SYNC_THREADS, DirectorySink
 from dcp_zarr.containers.gaps import close_gaps
 from dcp_zarr.containers.local_target import LocalTarget
-from dcp_zarr.errors import CorruptionError, SaveError
+from dcp_zarr.errors import SaveError
 from dcp_zarr.local_files import sync_file, sync_path, write_all
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class DirectoryTarget(LocalTarget):
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sync: bool) -> None:
         super().__init__(path, overwrite=overwrite, sync=sync)
-        self._placed_by: dict[int, Mapping[str, NDArray[np.int64]]] = {}
+        self._shared: placed.Shared | None = None
         self._joined: list[str] = []
 
     _kind = "a Zarr directory"
@@ -83,18 +83,20 @@ class DirectoryTarget(LocalTarget):
                 path=self.where,
             )
 
-    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+    def join(self, array: ArrayLayout, counts: NDArray[np.int64]) -> None:
         """Complete the object that several ranks wrote. Coordinator only."""
-        rows = []
-        for rank, count in counts.items():
-            rows.append(self._placed(rank).get(array.path, np.empty((0, 3), np.int64)))
-            if len(rows[-1]) != count:
-                raise self._not_visible(rank)
+        if self._shared is None:
+            notes = (self._read_notes(rank, placed.PLACED) for rank in range(len(counts)))
+            self._shared = placed.Shared.of(notes, self._not_visible)
+        found = self._shared.rows(array.path)
+        wrong = np.flatnonzero(np.bincount(found[:, 0], minlength=len(counts)) != counts)
+        if wrong.size:
+            raise self._not_visible(int(wrong[0]))
         key = zarr_format.object_path(array, (0,) * len(array.shape))
         path = f"{self._commit.partial}/{key}"
         fd = os.open(path, os.O_RDWR)
         try:
-            extents = close_gaps(fd, placed.extents(array, np.concatenate(rows)))
+            extents = close_gaps(fd, placed.extents(array, found[:, 1:]))
             end = int(extents.sum(axis=1).max())
             index = zarr_format.encode_index(extents)
             write_all(fd, end, [index])
@@ -102,15 +104,6 @@ class DirectoryTarget(LocalTarget):
         finally:
             os.close(fd)
         self._joined.append(path)
-
-    def _placed(self, rank: int) -> Mapping[str, NDArray[np.int64]]:
-        """Return what a rank placed in shared objects, by path of the array."""
-        if rank not in self._placed_by:
-            try:
-                self._placed_by[rank] = placed.by_path(self._read_notes(rank, placed.PLACED))
-            except CorruptionError as error:
-                raise self._not_visible(rank) from error
-        return self._placed_by[rank]
 
     def commit(self, schema: Schema) -> None:
         """Write all documents, the root last, and swap. Coordinator only."""

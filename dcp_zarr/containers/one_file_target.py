@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dcp_zarr.containers.local_target import LocalTarget
 from dcp_zarr.slabs import ALIGNMENT, Slab
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dcp_zarr.container import Sink
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.schema import TensorEntry
@@ -71,5 +74,5 @@ class OneFileTarget(LocalTarget):
         root = self._open_partial(ranks)
         return self._sink(root, ranks, Slab(start, _ENDLESS, 0, 0, 0, 1), sync=False)
 
-    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+    def join(self, array: ArrayLayout, counts: NDArray[np.int64]) -> None:
         """Do nothing: no object is shared."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -63,18 +64,45 @@ def decode(staged: bytes, columns: int) -> tuple[list[str], NDArray[np.int64]]:
     return json.loads(line), np.frombuffer(body, "<i8").reshape(-1, 1 + columns)
 
 
-def by_path(staged: bytes) -> Mapping[str, NDArray[np.int64]]:
-    """Return what a rank noted, by path: rows of place in the index, offset and size.
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all ranks placed in shared objects: rank, place in the index, offset and size."""
 
-    Raises
-    ------
-    CorruptionError
-        If it is not what the rank wrote.
-    """
-    paths, rows = decode(staged, 3)
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    starts = np.searchsorted(rows[:, 0], np.arange(1, len(paths)))
-    return {p: of_path[:, 1:] for p, of_path in zip(paths, np.split(rows, starts), strict=True)}
+    _rows: NDArray[np.int64]
+    _found: Mapping[str, slice]
+
+    @classmethod
+    def of(cls, notes: Iterable[bytes], not_visible: Callable[[int], SaveError]) -> Shared:
+        """Put together what each rank noted; nothing from one that placed nothing.
+
+        Parameters
+        ----------
+        notes
+            Of each rank.
+        not_visible
+            Makes the error of a rank whose notes are not what it wrote.
+        """
+        numbers: dict[str, int] = {}
+        tables = [np.empty((0, 5), np.int64)]
+        for rank, staged in enumerate(notes):
+            if not staged:
+                continue
+            try:
+                paths, rows = decode(staged, 3)
+            except CorruptionError as error:
+                raise not_visible(rank) from error
+            of_paths = np.array([numbers.setdefault(p, len(numbers)) for p in paths], np.int64)
+            ranks = np.full(len(rows), rank)
+            tables.append(np.column_stack([of_paths[rows[:, 0]], ranks, rows[:, 1:]]))
+        table = np.concatenate(tables)
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        ends = np.cumsum(np.bincount(table[:, 0], minlength=len(numbers))).tolist()
+        spans = map(slice, [0, *ends], ends)
+        return cls(table[:, 1:], dict(zip(numbers, spans, strict=False)))
+
+    def rows(self, path: str) -> NDArray[np.int64]:
+        """Return what was placed of one array."""
+        return self._rows[self._found.get(path, slice(0))]
 
 
 def extents(array: ArrayLayout, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
