@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from itertools import product
 from math import isfinite, prod
 from operator import ge
 from typing import Any
@@ -80,17 +78,10 @@ def tiling_to_json(tiling: Tiling) -> Json:
     >>> tiling_to_json(Tiling.of((10, 4), halves))
     {'step': [5, 4], 'count': [2, 1]}
     """
-    if tiling.is_whole:
-        return {"step": [max(n, 1) for n in tiling.shape], "count": [1] * len(tiling.shape)}
-    if len(tiling):
-        step = [max(n, 1) for n in tiling.sizes.max(axis=0).tolist()]
-        count = (tiling.offsets.max(axis=0) // step + 1).tolist()
-        compact = {"step": step, "count": count}
-        if prod(count) == len(tiling) and list(_grid_regions(tiling.shape, compact)) == list(
-            tiling
-        ):
-            return compact
-    return {"offsets": tiling.offsets.tolist(), "sizes": tiling.sizes.tolist()}
+    if tiling.grid is None:
+        return {"offsets": tiling.offsets.tolist(), "sizes": tiling.sizes.tolist()}
+    step, count = tiling.grid
+    return {"step": list(step), "count": list(count)}
 
 
 def tiling_from_json(shape: Shape, value: Json) -> Tiling:
@@ -98,15 +89,6 @@ def tiling_from_json(shape: Shape, value: Json) -> Tiling:
     if "step" in value:
         if prod(value["count"]) == 1 and all(map(ge, value["step"], shape)):
             return Tiling.whole(shape)
-        return Tiling.of(shape, list(_grid_regions(shape, value)))
+        return Tiling.of_grid(shape, tuple(value["step"]), tuple(value["count"]))
     pairs = zip(value["offsets"], value["sizes"], strict=True)
     return Tiling.of(shape, [Region(tuple(o), tuple(s)) for o, s in pairs])
-
-
-def _grid_regions(shape: Shape, compact: Mapping[str, list[int]]) -> Iterator[Region]:
-    """Yield a grid's regions in C order, each clipped to the tensor; those beyond are empty."""
-    for position in product(*map(range, compact["count"])):
-        starts = [p * s for p, s in zip(position, compact["step"], strict=True)]
-        offsets = tuple(map(min, starts, shape))
-        sizes = (min(s, n - o) for s, n, o in zip(compact["step"], shape, offsets, strict=True))
-        yield Region(offsets, tuple(sizes))

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import uuid
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,6 @@ from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import LayoutOptions
 from dcp_zarr.local_files import local_path
-from dcp_zarr.parts import by_tensor
 from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
 from dcp_zarr.rank_save import RankPlan, RankSave
 from dcp_zarr.tasks import Limits, check_count
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
     from dcp_zarr.container import Target
-    from dcp_zarr.layout import ArrayLayout
-    from dcp_zarr.placement import Placement
     from dcp_zarr.slabs import Slab
+
+_FQN = attrgetter("index.fqn")
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class DcpWriter(StorageWriter):
         The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
         """
         known = self._all_plans(plans)
-        planned, objects, ranks = metadata_words.tensor_plans(known, self._options)
+        planned, objects, parts = metadata_words.tensor_plans(known, self._options)
         placement = plan_save(planned, objects, self._options)
         if self._target is not None:  # of a save that failed
             self._target.discard()
@@ -146,7 +146,6 @@ class DcpWriter(StorageWriter):
         if not known:
             return plans
         self._plans = known
-        parts = by_tensor(ranks)
         slabs: Sequence[Slab | None] = [None] * len(plans)
         entries = [
             coordinator.tensor_entry(placement.layouts[fqn], plan, self._options)
@@ -157,16 +156,21 @@ class DcpWriter(StorageWriter):
             plans = known
             items = [len(plan.items) for plan in plans]
             slabs = rank_slabs(placement, planned, parts, items, self._options, reserved)
-        counts = [len(of_rank.fqns) for of_rank in ranks]
-        rows = np.split(placement.slab_rows(parts, sum(counts)), np.cumsum(counts)[:-1])
         described = self._description
+        where: dict[str, Any] = {**placement.paths, **placement.layouts}
+        layouts = [tuple(map(where.__getitem__, map(_FQN, plan.items))) for plan in known]
+        counts = np.bincount(
+            np.concatenate([np.arange(0), *(of_tensor.ranks for of_tensor in parts.values())]),
+            minlength=len(known),
+        )
+        rows = np.split(placement.slab_rows(parts, counts.sum()), np.cumsum(counts)[:-1])
         return [
-            dataclasses.replace(
-                plan, storage_data=RankPlan(described, rank, _layouts(plan, placement), mine, slab)
-            )
+            dataclasses.replace(plan, storage_data=RankPlan(described, rank, mine, own, slab))
             if plan.usable
             else plan
-            for rank, (plan, mine, slab) in enumerate(zip(plans, rows, slabs, strict=True))
+            for rank, (plan, mine, own, slab) in enumerate(
+                zip(plans, layouts, rows, slabs, strict=True)
+            )
         ]
 
     def _all_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -254,13 +258,3 @@ class DcpWriter(StorageWriter):
             self._limits,
         )
         self._target = None
-
-
-def _layouts(plan: SavePlan, placement: Placement) -> tuple[ArrayLayout | str, ...]:
-    """Return the layout of each write item; of an object, the path."""
-    fqns = [item.index.fqn for item in plan.items]
-    found = [*map(placement.layouts.get, fqns)]
-    return tuple(
-        placement.paths[fqn] if array is None else array
-        for fqn, array in zip(fqns, found, strict=True)
-    )

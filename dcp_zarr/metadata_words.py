@@ -19,14 +19,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
 from dcp_zarr import tensors
 from dcp_zarr.coordinator import Description
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import LayoutError, SaveError, UnsupportedTensorError
 from dcp_zarr.garbage import no_collection
-from dcp_zarr.parts import RankParts, by_tensor
+from dcp_zarr.parts import Parts, RankParts, by_tensor
 from dcp_zarr.placement import SaveOptions, TensorPlan
 from dcp_zarr.region import Region, Shape, Tiling
 from dcp_zarr.results import RankResult
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _Known = dict[tuple[Shape, bytes, bytes], Tiling]
 _FQN = attrgetter("index.fqn")
-_KIND = attrgetter("type")
 _DESCRIBED = attrgetter("tensor_data")
 _SIZE = attrgetter("size")
 _DTYPE = attrgetter("properties.dtype")
@@ -64,52 +63,58 @@ _DEFAULT_PROPERTIES = {
 
 def rank_parts(items: Sequence[WriteItem]) -> RankParts:
     """Return the parts of tensors that a rank's write items are."""
-    numbers, fqns, described = _tensor_items(items)
-    return RankParts.of(fqns, numbers, [*map(_OFFSETS, described)], [*map(_SIZES, described)])
+    return _parts(*_tensor_items(items))
 
 
-def _tensor_items(
-    items: Sequence[WriteItem],
-) -> tuple[list[int], list[str], list[TensorWriteData]]:
-    """Return number, FQN and description of each item that is no object."""
-    numbers = [n for n, kind in enumerate(map(_KIND, items)) if kind is not WriteItemType.BYTE_IO]
-    found = items if len(numbers) == len(items) else [items[number] for number in numbers]
-    return numbers, [*map(_FQN, found)], [*map(_DESCRIBED, found)]
+def _parts(fqns: Sequence[str], described: Sequence[TensorWriteData]) -> RankParts:
+    return RankParts.of(fqns, map(_OFFSETS, described), [*map(_SIZES, described)])
+
+
+def _tensor_items(items: Sequence[WriteItem]) -> tuple[list[str], list[TensorWriteData]]:
+    """Return FQN and description of each item that is no object."""
+    described = [*map(_DESCRIBED, items)]
+    if not all(described):
+        items = [item for item in items if item.tensor_data is not None]
+        described = [*map(_DESCRIBED, items)]
+    return [*map(_FQN, items)], described
 
 
 def tensor_plans(
     plans: Sequence[SavePlan], options: SaveOptions
-) -> tuple[dict[str, TensorPlan], list[str], list[RankParts]]:
+) -> tuple[dict[str, TensorPlan], list[str], dict[str, Parts]]:
     """Return what the plans of all ranks say of tensors, the names of objects, and all parts."""
     first: dict[str, TensorWriteData] = {}
     objects: list[str] = []
-    ranks = []
+    ranks: list[RankParts] = []
+    expected: list[list[Any]] = []
     for rank, plan in enumerate(plans):
-        numbers, fqns, described = _tensor_items(plan.items)
-        expected = [*map(first.setdefault, fqns, described)]
-        for tells in (_SIZE, _DTYPE):
-            if [*map(tells, described)] != [*map(tells, expected)]:
-                _refuse_difference(rank, fqns, described, expected)
-        offsets, sizes = [*map(_OFFSETS, described)], [*map(_SIZES, described)]
-        ranks.append(RankParts.of(fqns, numbers, offsets, sizes))
-        if len(numbers) < len(plan.items):
-            objects += [i.index.fqn for i in plan.items if i.type is WriteItemType.BYTE_IO]
+        fqns, described = _tensor_items(plan.items)
+        if not ranks or ranks[-1].fqns != fqns:  # most ranks have parts of the same tensors
+            of_first = [*map(first.setdefault, fqns, described)]
+            expected = [[*map(tells, of_first)] for tells in (_SIZE, _DTYPE)]
+        if [[*map(tells, described)] for tells in (_SIZE, _DTYPE)] != expected:
+            _refuse_difference(rank, fqns, described, first)
+        ranks.append(_parts(fqns, described))
+        if len(fqns) < len(plan.items):
+            objects += [item.index.fqn for item in plan.items if item.tensor_data is None]
     planned: dict[str, TensorPlan] = {}
     known: _Known = {}
-    for fqn, parts in by_tensor(ranks).items():
-        tiling = _tiling(known, first[fqn].size, parts.offsets, parts.sizes)
+    parts = by_tensor(ranks)
+    for fqn, of_tensor in parts.items():
+        tiling = _tiling(known, first[fqn].size, of_tensor.offsets, of_tensor.sizes)
         planned[fqn] = _tensor_plan(fqn, first[fqn].properties, tiling, options)
-    return planned, objects, ranks
+    return planned, objects, parts
 
 
 def _refuse_difference(
     rank: int,
     fqns: Sequence[str],
     described: Sequence[TensorWriteData],
-    expected: Sequence[TensorWriteData],
+    first: Mapping[str, TensorWriteData],
 ) -> None:
     """Raise where ranks disagree on what a tensor is."""
-    for fqn, found, other in zip(fqns, described, expected, strict=True):
+    for fqn, found in zip(fqns, described, strict=True):
+        other = first[fqn]
         if (found.size, found.properties.dtype) != (other.size, other.properties.dtype):
             raise LayoutError(
                 f"Ranks disagree on tensor {fqn!r}: rank {rank} saves a part of "
@@ -168,15 +173,14 @@ def _tensor_plan(
 def written(results: Sequence[WriteResult]) -> RankResult:
     """Return what a rank reports."""
     stored = [*map(_STORED, results)]
-    numbers = [number for number, (_, sizes) in enumerate(stored) if sizes is not None]
     objects = {
         number: (results[number].index.fqn, fingerprint)
         for number, (fingerprint, sizes) in enumerate(stored)
         if sizes is None
     }
     if objects:
-        results = [results[number] for number in numbers]
-        stored = [stored[number] for number in numbers]
+        results = [result for n, result in enumerate(results) if n not in objects]
+        stored = [*map(_STORED, results)]
     sizes = [of_part for _, of_part in stored]
     # Planners that know no offset save a tensor whole.
     offsets = [
@@ -184,7 +188,7 @@ def written(results: Sequence[WriteResult]) -> RankResult:
         for offset, of_part in zip(map(_INDEX_OFFSET, results), sizes, strict=True)
     ]
     return RankResult(
-        RankParts.of([*map(_FQN, results)], numbers, offsets, sizes),
+        RankParts.of([*map(_FQN, results)], offsets, sizes),
         np.array([*map(_NBYTES, results)], np.int64),
         np.array([fingerprint for fingerprint, _ in stored], np.uint64),
         objects,

@@ -25,8 +25,6 @@ class RankParts:
 
     fqns: Sequence[str]
     """The tensor of each."""
-    numbers: NDArray[np.int64]
-    """Which of the rank's write items each is."""
     axes: NDArray[np.int64]
     """Number of axes of each."""
     offsets: NDArray[np.int64]
@@ -38,14 +36,12 @@ class RankParts:
     def of(
         cls,
         fqns: Sequence[str],
-        numbers: Sequence[int],
-        offsets: Sequence[Shape],
+        offsets: Iterable[Shape],
         sizes: Sequence[Shape],
     ) -> RankParts:
         """Return parts from one tuple of offsets and one of sizes for each."""
-        count = np.int64, len(fqns)
-        axes = np.fromiter(map(len, sizes), *count)
-        return cls(fqns, np.array(numbers, np.int64), axes, _flat(offsets), _flat(sizes))
+        axes = np.fromiter(map(len, sizes), np.int64, len(fqns))
+        return cls(fqns, axes, _flat(offsets), _flat(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +63,8 @@ def by_tensor(ranks: Sequence[RankParts]) -> dict[str, Parts]:
 
     Examples
     --------
-    >>> first = RankParts.of(["w", "b"], [0, 1], [(0, 0), (0,)], [(2, 3), (4,)])
-    >>> second = RankParts.of(["w"], [0], [(2, 0)], [(1, 3)])
+    >>> first = RankParts.of(["w", "b"], [(0, 0), (0,)], [(2, 3), (4,)])
+    >>> second = RankParts.of(["w"], [(2, 0)], [(1, 3)])
     >>> parts = by_tensor([first, second])
     >>> parts["w"].offsets.tolist(), parts["w"].ranks.tolist(), parts["w"].rows.tolist()
     ([[0, 0], [2, 0]], [0, 1], [0, 2])
@@ -111,5 +107,5 @@ def _numbered(ranks: Sequence[RankParts], numbers: dict[str, int]) -> Iterable[N
         yield of_last
 
 
-def _flat(tuples: Sequence[Shape]) -> NDArray[np.int64]:
+def _flat(tuples: Iterable[Shape]) -> NDArray[np.int64]:
     return np.fromiter(chain.from_iterable(tuples), np.int64)

@@ -125,17 +125,21 @@ def plan_save(
         paths,
         options.layout,
     )
-    slabs = {
-        fqn: _slabs(array, tensors[fqn], options)
-        for fqn, array in layouts.items()
-        if shares_object(array, tensors[fqn].tiling)
-    }
+    slabs: dict[str, NDArray[np.int64]] = {}
+    known: dict[tuple[Any, ...], NDArray[np.int64]] = {}
+    for fqn, array in layouts.items():
+        plan = tensors[fqn]
+        if shares_object(array, plan.tiling):
+            codec = options.codec(array)
+            alike = plan.tiling, plan.dtype, codec, array.read_chunk_shape
+            if alike not in known:
+                known[alike] = _slabs(array, plan, codec)
+            slabs[fqn] = known[alike]
     return Placement(layouts, paths, slabs)
 
 
-def _slabs(array: ArrayLayout, plan: TensorPlan, options: SaveOptions) -> NDArray[np.int64]:
+def _slabs(array: ArrayLayout, plan: TensorPlan, codec: Codec) -> NDArray[np.int64]:
     """Divide the one object of an array among its regions and, last, the coordinator."""
-    codec = options.codec(array)
     _, sizes = array.read_grid.insides(plan.tiling)
     counts = sizes.prod(axis=1)
     counts = np.append(counts, prod(array.read_grid.counts) - counts.sum())

@@ -113,6 +113,51 @@ class Tiling:
         """Return the tiling of one region; one value for all tensors of a shape."""
         return cls.of(shape, [Region.whole(shape)])
 
+    @classmethod
+    def of_grid(cls, shape: Shape, step: Shape, count: Shape) -> Tiling:
+        """Make a tiling of a grid's boxes in C order, clipped; those beyond the tensor are empty.
+
+        Parameters
+        ----------
+        shape
+            Shape of the tensor.
+        step
+            Shape of a box; at least one on every axis.
+        count
+            Number of boxes on each axis.
+        """
+        axes = [
+            np.array([min(p * s, n) for p in range(c)], np.int64)
+            for n, s, c in zip(shape, step, count, strict=True)
+        ]
+        columns = (prod(count), len(shape))
+        offsets = np.empty((*count, len(shape)), np.int64)
+        for axis, starts in enumerate(np.ix_(*axes)):
+            offsets[..., axis] = starts
+        offsets = offsets.reshape(columns)
+        return cls(shape, offsets, np.minimum(step, np.array(shape, np.int64) - offsets))
+
+    @cached_property
+    def grid(self) -> tuple[Shape, Shape] | None:
+        """Step and count of the grid that `of_grid` makes the same tiling of; None if of none."""
+        if self.is_whole:
+            return tuple(max(n, 1) for n in self.shape), (1,) * len(self.shape)
+        if not len(self):
+            return None
+        step = tuple(max(n, 1) for n in self.sizes.max(axis=0).tolist())
+        seen = tuple((self.offsets.max(axis=0) // step + 1).tolist())
+        counts = [seen]
+        for axis in range(len(seen)):  # empty regions at the end of one axis
+            others = prod(seen[:axis] + seen[axis + 1 :])
+            counts.append((*seen[:axis], len(self) // others, *seen[axis + 1 :]))
+        for count in counts:
+            if prod(count) == len(self):
+                found = Tiling.of_grid(self.shape, step, count)
+                same = np.array_equal(found.offsets, self.offsets)
+                if same and np.array_equal(found.sizes, self.sizes):
+                    return step, count
+        return None
+
     @property
     def ends(self) -> NDArray[np.int64]:
         """One past the last element of each region on each axis."""
@@ -148,29 +193,34 @@ class Tiling:
         LayoutError
             With the name of the tensor and what is wrong.
         """
+        if self._fault is not None:
+            raise LayoutError(
+                f"The plan does not cover tensor {fqn!r} of shape {self.shape} exactly once: "
+                f"{self._fault}.",
+                fqn=fqn,
+            )
+
+    @cached_property
+    def _fault(self) -> str | None:
+        """What is wrong with the regions."""
         if self.is_whole:
-            return
+            return None
         if len(self) > MAX_REGIONS:
-            _refuse(fqn, self.shape, f"{len(self)} regions are more than {MAX_REGIONS}")
+            return f"{len(self)} regions are more than {MAX_REGIONS}"
         shape = np.array(self.shape, np.int64)
         outside = (self.offsets < 0) | (self.sizes < 0) | (self.ends > shape)
         if outside.any():
             culprit = list(self)[int(outside.any(axis=1).argmax())]
-            _refuse(fqn, self.shape, f"region {culprit} reaches outside the tensor")
+            return f"region {culprit} reaches outside the tensor"
         regions = self.without_empty()
         if pair := _overlap(regions):
             first, second = (list(regions)[i] for i in pair)
-            _refuse(fqn, self.shape, f"regions {first} and {second} overlap")
+            return f"regions {first} and {second} overlap"
         covered = sum(map(prod, regions.sizes.tolist()))
         if covered != prod(self.shape):
             found = f"the regions hold {covered} elements, the tensor {prod(self.shape)}"
-            _refuse(fqn, self.shape, f"{found}; do all its ranks take part in the save?")
-
-
-def _refuse(fqn: str, shape: Shape, reason: str) -> None:
-    raise LayoutError(
-        f"The plan does not cover tensor {fqn!r} of shape {shape} exactly once: {reason}.", fqn=fqn
-    )
+            return f"{found}; do all its ranks take part in the save?"
+        return None
 
 
 def _overlap(regions: Tiling) -> tuple[int, int] | None:
