@@ -137,7 +137,8 @@ def tensor_entry(
 ) -> TensorEntry:
     """Return what the schema says of a tensor."""
     codec = options.codec(array)
-    return TensorEntry(array, plan.dtype, codec, plan.tiling, plan.properties, stored_nbytes, sums)
+    tiling = plan.tiling if plan.told is None else plan.told
+    return TensorEntry(array, plan.dtype, codec, tiling, plan.properties, stored_nbytes, sums)
 
 
 def bytes_job(array: ArrayLayout, content: NDArray[np.uint8], codec: Codec) -> engine.WriteJob:

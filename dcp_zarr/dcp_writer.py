@@ -6,10 +6,8 @@ import dataclasses
 import logging
 import os
 import uuid
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -22,7 +20,9 @@ from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import LayoutOptions
 from dcp_zarr.local_files import local_path
 from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
-from dcp_zarr.rank_save import RankPlan, RankSave
+from dcp_zarr.plan_words import FQN, Planned
+from dcp_zarr.rank_save import RankPlan, RankSave, rank_result
+from dcp_zarr.replicas import Noted, SharedOut
 from dcp_zarr.tasks import Limits, check_count
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from dcp_zarr.container import Target
     from dcp_zarr.slabs import Slab
-
-_FQN = attrgetter("index.fqn")
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +76,7 @@ class DcpWriter(StorageWriter):
         self._sync_files = sync_files
         self._target: Target | None = None
         self._plans: list[SavePlan] = []
+        self._planned: Planned | None = None
         self._path = None if path is None else local_path(path)
         self._save_id = str(uuid.uuid4())
 
@@ -125,8 +124,8 @@ class DcpWriter(StorageWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leave a rank's plan as it is. Called on all ranks at once."""
-        return plan
+        """Note what other ranks may hold as well. Called on all ranks at once."""
+        return dataclasses.replace(plan, storage_data=Noted.of(plan.items))
 
     @no_collection()
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -137,8 +136,11 @@ class DcpWriter(StorageWriter):
         The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
         """
         known = self._all_plans(plans)
-        planned, objects, parts = metadata_words.tensor_plans(known, self._options)
-        placement = plan_save(planned, objects, self._options)
+        shared = SharedOut.of(known)
+        planned = Planned.of(shared.plans, shared.told, self._options)
+        if known or self._planned is None:  # else DCP's cache keeps the plans of the last save
+            self._planned = planned
+        placement = plan_save(planned.tensors, planned.objects, self._options)
         if self._target is not None:  # of a save that failed
             self._target.discard()
         self._target = self._new_target()
@@ -149,27 +151,28 @@ class DcpWriter(StorageWriter):
         slabs: Sequence[Slab | None] = [None] * len(plans)
         entries = [
             coordinator.tensor_entry(placement.layouts[fqn], plan, self._options)
-            for fqn, plan in planned.items()
+            for fqn, plan in planned.tensors.items()
         ]
         reserved = self._target.reserved_nbytes(entries)
-        if reserved is not None:  # where one plan changes, the slabs of all do
-            plans = known
+        if reserved is not None or shared.told:  # where one plan changes, others do
+            plans = list(shared.plans)
+        if reserved is not None:
             items = [len(plan.items) for plan in plans]
-            slabs = rank_slabs(placement, planned, parts, items, self._options, reserved)
+            slabs = rank_slabs(
+                placement, planned.tensors, planned.parts, items, self._options, reserved
+            )
         described = self._description
         where: dict[str, Any] = {**placement.paths, **placement.layouts}
-        layouts = [tuple(map(where.__getitem__, map(_FQN, plan.items))) for plan in known]
-        counts = np.bincount(
-            np.concatenate([np.arange(0), *(of_tensor.ranks for of_tensor in parts.values())]),
-            minlength=len(known),
-        )
-        rows = np.split(placement.slab_rows(parts, counts.sum()), np.cumsum(counts)[:-1])
+        layouts = [tuple(map(where.__getitem__, map(FQN, plan.items))) for plan in shared.plans]
+        rows = placement.slab_rows(planned.parts, planned.counts)
         return [
-            dataclasses.replace(plan, storage_data=RankPlan(described, rank, mine, own, slab))
+            dataclasses.replace(
+                plan, storage_data=RankPlan(described, rank, mine, own, wholes, slab)
+            )
             if plan.usable
             else plan
-            for rank, (plan, mine, own, slab) in enumerate(
-                zip(plans, layouts, rows, slabs, strict=True)
+            for rank, (plan, mine, own, wholes, slab) in enumerate(
+                zip(plans, layouts, rows, shared.wholes, slabs, strict=True)
             )
         ]
 
@@ -246,13 +249,14 @@ class DcpWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint and make it visible. Coordinator only."""
         assert self._target is not None  # noqa: S101
+        assert self._planned is not None  # noqa: S101
         metadata.storage_meta = self.storage_meta()
         metadata.storage_data = None
         coordinator.complete(
             self._target,
-            metadata_words.planned_tensors(metadata, self._options),
+            self._planned.confirmed(metadata, self._options),
             list(metadata.state_dict_metadata),
-            [metadata_words.written(of_rank) for of_rank in results],
+            [rank_result(of_rank) for of_rank in results],
             self._options,
             metadata_words.description(metadata, self._save_id),
             self._limits,

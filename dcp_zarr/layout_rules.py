@@ -240,7 +240,7 @@ def _split(length: int, *, free: bool, allowed: _Sizes, rest: int) -> int:
     """
     least, wanted, most = allowed
     target = max(wanted // rest, 1)
-    large = [d for d in _divisors(length) if d * rest >= least] or [length]
+    large = [d for d in divisors(length) if d * rest >= least] or [length]
     fitting = [d for d in large if d * rest <= most] or large[:1]
     nearest = min(fitting, key=lambda d: max(d / target, target / d))
     if free and not target <= 2 * nearest <= 4 * target:
@@ -248,7 +248,8 @@ def _split(length: int, *, free: bool, allowed: _Sizes, rest: int) -> int:
     return nearest
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, the smallest first."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
@@ -275,7 +276,7 @@ def _write_shape(
             break
         target = max(allowed // rest, 1)
         even = -(-count // -(-count // target))
-        counts[axis] = max(d for d in _divisors(count) if d <= target) if step else even
+        counts[axis] = max(d for d in divisors(count) if d <= target) if step else even
     return tuple(c * r for c, r in zip(counts, read, strict=True))
 
 

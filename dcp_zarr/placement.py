@@ -74,7 +74,10 @@ class TensorPlan:
 
     dtype: DType
     tiling: Tiling
+    """What the ranks write."""
     properties: Mapping[str, Any] = field(default_factory=dict)
+    told: Tiling | None = None
+    """What DCP planned, where ranks write shares of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,22 @@ class Placement:
         rows = self.slabs.get(fqn)
         return None if rows is None else Slab.of(rows[-1])
 
-    def slab_rows(self, parts: Mapping[str, Parts], count: int) -> NDArray[np.int64]:
-        """Return the slab of each part, or zeros; one row for each of so many parts."""
-        found = np.zeros((count, len(fields(Slab))), np.int64)
+    def slab_rows(
+        self, parts: Mapping[str, Parts], counts: Sequence[int]
+    ) -> list[NDArray[np.int64]]:
+        """Return for each rank, and each of its parts, a row: its slab, or zeros.
+
+        Parameters
+        ----------
+        parts
+            By FQN, in the order of the tilings.
+        counts
+            For each rank, the number of its parts.
+        """
+        found = np.zeros((sum(counts), len(fields(Slab))), np.int64)
         for fqn, rows in self.slabs.items():
             found[parts[fqn].rows] = rows[:-1]
-        return found
+        return np.split(found, np.cumsum(counts)[:-1])
 
 
 def plan_save(
@@ -193,7 +206,7 @@ def rank_slabs(
 
 
 def fingerprints(
-    parts: RankParts, layouts: Mapping[str, int], slabs: NDArray[np.int64]
+    parts: RankParts, layouts: NDArray[np.uint64], slabs: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
     """Return for each part a number that differs where it would be written in another way.
 
@@ -202,7 +215,7 @@ def fingerprints(
     parts
         Of one rank.
     layouts
-        For each FQN, the fingerprint of its layout.
+        For each part, the fingerprint of its tensor's layout.
     slabs
         For each part, its slab or zeros.
     """
@@ -211,8 +224,7 @@ def fingerprints(
     boxes = parts.offsets.astype(np.uint64) * _FACTORS[axis]
     boxes += parts.sizes.astype(np.uint64) * _FACTORS[_MAX_AXES + axis]
     sums = np.append(np.uint64(0), np.cumsum(boxes))
-    found = np.array([layouts.get(fqn, 0) for fqn in parts.fqns], np.uint64)
-    found += sums[ends] - sums[ends - parts.axes]
+    found: NDArray[np.uint64] = layouts + sums[ends] - sums[ends - parts.axes]
     found += (slabs.astype(np.uint64) * _FACTORS[2 * _MAX_AXES :]).sum(axis=1, dtype=np.uint64)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dcp_zarr import coordinator, engine, metadata_words, pieces, placement, tensors
+from dcp_zarr import coordinator, engine, pieces, placement, plan_words, tensors
 from dcp_zarr.canonical_json import json_text
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
 from dcp_zarr.names import OBJECTS_PATH
 from dcp_zarr.region import Region
+from dcp_zarr.results import RankResult
 from dcp_zarr.slabs import Slab
 from dcp_zarr.staged_sums import stage_sums
 from dcp_zarr.value_sums import SummedValues, ValueSums
@@ -47,6 +48,8 @@ class RankPlan:
     """For each write item its tensor's layout; for an object, the path of its bytes."""
     slabs: NDArray[np.int64]
     """For each item that is a part of a tensor, its slab in a shared object, or zeros."""
+    wholes: Mapping[int, Region]
+    """By the number of the item, the region that the rank holds where it writes a share of it."""
     slab: Slab | None
     """The rank's part of the container, where that is one file."""
 
@@ -91,29 +94,34 @@ class RankSave:
         stored = engine.write(self._jobs(), self._sink, limits)
         if self._options.statistics:
             stage_sums(self._sink, list(self._sums()))
-        fingerprints = iter(self._fingerprints())
-        results = []
-        done: tuple[int, tuple[int, ...] | None]
-        for number, (item, assignment) in enumerate(self._items):
-            if isinstance(assignment, str):
-                done = placement.path_fingerprint(assignment), None
-                nbytes = self._object_sizes[number]
-            else:
-                done = next(fingerprints), assignment.region.sizes
-                nbytes = stored.get(number, 0)
-            results.append(WriteResult(item.index, nbytes, done))
-        return results
+        nbytes = [
+            self._object_sizes[number] if isinstance(assignment, str) else stored.get(number, 0)
+            for number, (_, assignment) in enumerate(self._items)
+        ]
+        told: list[RankResult | None] = [self._result(nbytes)]
+        told += [None] * (len(nbytes) - 1)
+        return [
+            WriteResult(item.index, size, result)
+            for (item, _), size, result in zip(self._items, nbytes, told, strict=True)
+        ]
 
-    def _fingerprints(self) -> list[int]:
-        """Return how each item that is a part of a tensor is written."""
-        parts = metadata_words.rank_parts([item for item, _ in self._items])
-        layouts = {
-            array.fqn: placement.layout_fingerprint(array)
-            for array in self._plan.layouts
-            if not isinstance(array, str)
+    def _result(self, nbytes: Sequence[int]) -> RankResult:
+        """Return what the coordinator has to know; the first of the rank's results carries it."""
+        parts = plan_words.rank_parts([item for item, _ in self._items])
+        arrays = [array for array in self._plan.layouts if not isinstance(array, str)]
+        layouts = np.array([*map(placement.layout_fingerprint, arrays)], np.uint64)
+        objects = {
+            number: (item.index.fqn, placement.path_fingerprint(path))
+            for number, (item, path) in enumerate(self._items)
+            if isinstance(path, str)
         }
-        found: list[int] = placement.fingerprints(parts, layouts, self._plan.slabs).tolist()
-        return found
+        stored = [size for number, size in enumerate(nbytes) if number not in objects]
+        return RankResult(
+            parts,
+            np.array(stored, np.int64),
+            placement.fingerprints(parts, layouts, self._plan.slabs),
+            objects,
+        )
 
     def _sums(self) -> Iterator[ValueSums]:
         """Yield what each item that is a part of a tensor comes to, its pieces left out."""
@@ -138,7 +146,8 @@ class RankSave:
             if isinstance(assignment, str):
                 yield from self._object(number, item, assignment)
                 continue
-            values = _LazyValues(item, assignment, self._planner, self._sink, staged)
+            held = self._plan.wholes.get(number, assignment.region)
+            values = _LazyValues(item, assignment, held, self._planner, self._sink, staged)
             if assignment.pieces_nbytes:
                 staged += pieces.staged_nbytes(assignment)
             array = assignment.array
@@ -174,6 +183,15 @@ class RankSave:
             self._objects.add(number, pieces.PAYLOAD, payload, len(payload))
 
 
+def rank_result(results: Sequence[WriteResult]) -> RankResult:
+    """Return what a rank's results tell; a rank that wrote nothing tells nothing."""
+    if not results:
+        return RankResult.nothing()
+    told = results[0].storage_data
+    assert isinstance(told, RankResult)  # noqa: S101
+    return told
+
+
 def _as_json(payload: memoryview) -> bytes | None:
     """Return an object's bytes as JSON, where torch can read them and JSON holds the value."""
     try:
@@ -189,12 +207,14 @@ class _LazyValues:
         self,
         item: WriteItem,
         assignment: Assignment,
+        held: Region,
         planner: SavePlanner,
         sink: Sink,
         staged: int,
     ) -> None:
         self._item = item
         self._assignment = assignment
+        self._held = held
         self._planner = planner
         self._sink = sink
         self._staged = staged
@@ -212,13 +232,13 @@ class _LazyValues:
 
     def resolved(self) -> Callable[[Region], NDArray[Any]]:
         """Resolve the tensor and stage its pieces; once."""
-        values = tensors.values_of(self._resolve(), self._assignment.region)
+        values = tensors.values_of(self._resolve(), self._held)
         if self._assignment.pieces_nbytes:
             pieces.stage_pieces(self._sink, self._staged, self._assignment, values)
         return values
 
     def _resolve(self) -> torch.Tensor:
-        fqn, region = self._assignment.array.fqn, self._assignment.region
+        fqn, region = self._assignment.array.fqn, self._held
         tensor = self._planner.resolve_data(self._item)
         assert isinstance(tensor, torch.Tensor)  # noqa: S101
         assert self._item.tensor_data is not None  # noqa: S101

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr.errors import SaveError
-from dcp_zarr.parts import Parts, by_tensor
+from dcp_zarr.parts import Parts, RankParts, by_tensor
 from dcp_zarr.placement import fingerprints, layout_fingerprint, path_fingerprint
 from dcp_zarr.region import Region
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dcp_zarr.parts import RankParts
     from dcp_zarr.placement import Placement, TensorPlan
     from dcp_zarr.region import Tiling
 
@@ -35,6 +34,11 @@ class RankResult:
     """For each part, how the rank wrote it."""
     objects: Mapping[int, tuple[str, int]]
     """By the number of the write item, FQN and fingerprint of each object."""
+
+    @classmethod
+    def nothing(cls) -> RankResult:
+        """Return what a rank without write items reports."""
+        return cls(RankParts.of([], [], []), np.empty(0, np.int64), np.empty(0, np.uint64), {})
 
 
 def check_results(
@@ -114,9 +118,14 @@ def _check_fingerprints(
     """Raise unless the ranks wrote everything in the way that follows from the `Metadata`."""
     layouts = {fqn: layout_fingerprint(array) for fqn, array in placement.layouts.items()}
     counts = [len(result.parts.fqns) for result in results]
-    slabs = np.split(placement.slab_rows(parts, sum(counts)), np.cumsum(counts))
-    for rank, (result, rows) in enumerate(zip(results, slabs, strict=False)):
-        expected = fingerprints(result.parts, layouts, rows)
+    slabs = placement.slab_rows(parts, counts)
+    last: Sequence[str] = ()
+    of_last = np.empty(0, np.uint64)
+    for rank, (result, rows) in enumerate(zip(results, slabs, strict=True)):
+        if result.parts.fqns != last:  # most ranks have parts of the same tensors
+            last = result.parts.fqns
+            of_last = np.array([layouts[fqn] for fqn in last], np.uint64)
+        expected = fingerprints(result.parts, of_last, rows)
         for part in np.flatnonzero(expected != result.fingerprints).tolist():
             raise _outdated(rank, result.parts.fqns[part])
         for fqn, fingerprint in result.objects.values():
