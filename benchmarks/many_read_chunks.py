@@ -19,13 +19,14 @@ class _Timed(dcp_zarr.HDF5StorageWriter):
 
     def finish(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-        before, start = _peak_nbytes(), time.perf_counter()
+        before, start = peak_nbytes(), time.perf_counter()
         super().finish(*args, **kwargs)
         self.seconds = time.perf_counter() - start
-        self.nbytes = _peak_nbytes() - before
+        self.nbytes = peak_nbytes() - before
 
 
-def _peak_nbytes() -> int:
+def peak_nbytes() -> int:
+    """Return the most memory of this process since the peak was forgotten."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 

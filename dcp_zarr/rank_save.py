@@ -61,6 +61,32 @@ class RankPlan:
             for item, layout in zip(items, self.layouts, strict=True)
         ]
 
+    def result(self, items: Sequence[WriteItem], nbytes: Sequence[int]) -> RankResult:
+        """Return what the coordinator has to know when the rank is done.
+
+        Parameters
+        ----------
+        items
+            The rank's write items.
+        nbytes
+            For each item, what of it was stored.
+        """
+        arrays = [array for array in self.layouts if not isinstance(array, str)]
+        fingerprints = np.array([*map(placement.layout_fingerprint, arrays)], np.uint64)
+        objects = {
+            number: (item.index.fqn, placement.path_fingerprint(path))
+            for number, (item, path) in enumerate(zip(items, self.layouts, strict=True))
+            if isinstance(path, str)
+        }
+        stored = [size for number, size in enumerate(nbytes) if number not in objects]
+        parts = plan_words.rank_parts(items)
+        return RankResult(
+            parts,
+            np.array(stored, np.int64),
+            placement.fingerprints(parts, fingerprints, self.slabs),
+            objects,
+        )
+
 
 def _assignment(item: WriteItem, array: ArrayLayout, slab: NDArray[np.int64]) -> Assignment:
     assert item.tensor_data is not None  # noqa: S101
@@ -98,30 +124,13 @@ class RankSave:
             self._object_sizes[number] if isinstance(assignment, str) else stored.get(number, 0)
             for number, (_, assignment) in enumerate(self._items)
         ]
-        told: list[RankResult | None] = [self._result(nbytes)]
+        items = [item for item, _ in self._items]
+        told: list[RankResult | None] = [self._plan.result(items, nbytes)]
         told += [None] * (len(nbytes) - 1)
         return [
             WriteResult(item.index, size, result)
             for (item, _), size, result in zip(self._items, nbytes, told, strict=True)
         ]
-
-    def _result(self, nbytes: Sequence[int]) -> RankResult:
-        """Return what the coordinator has to know; the first of the rank's results carries it."""
-        parts = plan_words.rank_parts([item for item, _ in self._items])
-        arrays = [array for array in self._plan.layouts if not isinstance(array, str)]
-        layouts = np.array([*map(placement.layout_fingerprint, arrays)], np.uint64)
-        objects = {
-            number: (item.index.fqn, placement.path_fingerprint(path))
-            for number, (item, path) in enumerate(self._items)
-            if isinstance(path, str)
-        }
-        stored = [size for number, size in enumerate(nbytes) if number not in objects]
-        return RankResult(
-            parts,
-            np.array(stored, np.int64),
-            placement.fingerprints(parts, layouts, self._plan.slabs),
-            objects,
-        )
 
     def _sums(self) -> Iterator[ValueSums]:
         """Yield what each item that is a part of a tensor comes to, its pieces left out."""
