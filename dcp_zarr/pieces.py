@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,7 +107,11 @@ def find_pieces(
         array, of_tensor = layouts[fqn], parts[fqn]
         found: dict[Shape, list[StagedPiece]] = {}
         columns = of_tensor.ranks.tolist(), offsets[of_tensor.rows].tolist()
-        for rank, offset, region in zip(*columns, tilings[fqn], strict=True):
+        each = zip(*columns, tilings[fqn], strict=True)
+        if prod(array.read_grid.counts) == 1:  # then a region is a piece
+            read_chunk = (0,) * len(array.shape)
+            found[read_chunk] = [StagedPiece(*part) for part in each if part[2].volume]
+        for rank, offset, region in each:
             for piece in Assignment(array, region).pieces():
                 staged = StagedPiece(rank, offset, piece.region)
                 found.setdefault(piece.read_chunk, []).append(staged)

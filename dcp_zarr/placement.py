@@ -144,7 +144,7 @@ def plan_save(
         plan = tensors[fqn]
         if shares_object(array, plan.tiling):
             codec = options.codec(array)
-            alike = plan.tiling, plan.dtype, codec, array.read_chunk_shape
+            alike = plan.tiling, plan.dtype.torch_name, codec, array.read_chunk_shape
             if alike not in known:
                 known[alike] = _slabs(array, plan, codec)
             slabs[fqn] = known[alike]
