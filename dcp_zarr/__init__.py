@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.checkpoint_series import CheckpointSeries, TracePoint, series
     from dcp_zarr.comparison import TensorDifference
+    from dcp_zarr.default_storage import as_default
     from dcp_zarr.errors import (
         CheckpointExistsError,
         CheckpointNotFoundError,
@@ -78,6 +79,7 @@ __all__ = [
     "UnsupportedTensorError",
     "ZarrStorageReader",
     "ZarrStorageWriter",
+    "as_default",
     "export",
     "is_complete",
     "load",
@@ -95,6 +97,7 @@ _MODULES = {
     "checkpoint": ("Checkpoint",),
     "checkpoint_series": ("CheckpointSeries", "TracePoint", "series"),
     "comparison": ("TensorDifference",),
+    "default_storage": ("as_default",),
     "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),
     "opening": ("is_complete", "open_checkpoint"),
