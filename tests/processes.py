@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# Ranks start from a server that has torch imported; each import anew takes seconds.
-multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "dcp_zarr.api"])
+# Ranks start from a server that has torch imported; each import anew takes seconds. The first step
+# of an optimizer imports torch._dynamo.
+PRELOADED = ["torch.distributed.fsdp", "torch._dynamo", "dcp_zarr.api"]
+multiprocessing.set_forkserver_preload(PRELOADED)
 
 
 def _enter(rank, count, folder, work, arguments):
