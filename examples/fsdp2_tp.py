@@ -52,7 +52,6 @@ def main() -> None:
             save(model, optimizer, step + 1, arguments.run)
     save(model, optimizer, max(first, arguments.steps), arguments.run)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 class Block(nn.Module):
@@ -119,3 +118,4 @@ def parsed() -> argparse.Namespace:
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # not before the model is gone: gloo could hang

@@ -65,10 +65,10 @@ class Launched:
         words = [line.split() for line in lines if line.startswith("step ") and line[-1] == "\n"]
         return {int(step): float(loss) for _, step, _, loss in words}
 
-    def kill_after(self, step):
-        """Kill all processes when a step is made; nothing in them is told of it."""
+    def kill_after(self, step, *, when):
+        """Kill all processes when a step is made and more holds; nothing in them is told of it."""
         ends = time.monotonic() + PATIENCE_S
-        while step not in self.losses():
+        while step not in self.losses() or not when():
             assert all(process.is_alive() for process in self._processes), self._logs()
             assert time.monotonic() < ends, self._logs()
             time.sleep(0.01)
