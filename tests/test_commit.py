@@ -315,3 +315,19 @@ def test_a_checkpoint_replaced_while_it_is_opened_is_opened_again(monkeypatch):
 
     monkeypatch.setattr(DirectorySource, "_read_root", read_root)
     assert dcp_zarr.load("x.zarr")["w"].tolist() == [2, 2, 2]
+
+
+def test_a_checkpoint_that_is_committed_while_it_is_looked_for_is_opened(monkeypatch, path):
+    real = Path.exists
+    asked = []
+
+    def exists(self, **options):
+        there = real(self, **options)
+        if self == Path(path) and not asked:
+            asked.append(there)
+            save(1.0, path)
+        return there
+
+    monkeypatch.setattr(Path, "exists", exists)
+    assert dcp_zarr.load(path)["w"].tolist() == [1, 1, 1]
+    assert asked == [False]

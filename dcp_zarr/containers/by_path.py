@@ -71,9 +71,10 @@ def open_source(path: str) -> Source:
         If there is none that can be read.
     """
     found = Path(path)
-    if found.exists() and not found.is_file():
+    is_there, is_file = found.exists(), found.is_file()  # asked once: a save may commit meanwhile
+    if is_there and not is_file:
         return foreign_by_path.open_directory(path) or DirectorySource(path)
-    begins = _first_bytes(found) if found.exists() else b""
+    begins = _first_bytes(found) if is_file else b""
     if (foreign := foreign_by_path.open_file(path, begins)) is not None:
         return foreign
     hdf5 = begins.startswith(_HDF5_SIGNATURE)
@@ -81,7 +82,7 @@ def open_source(path: str) -> Source:
         from dcp_zarr.containers.hdf5_source import HDF5Source  # noqa: PLC0415  h5py takes long
 
         return HDF5Source(path)
-    return ZipSource(path) if is_zip(path) or found.exists() else DirectorySource(path)
+    return ZipSource(path) if is_zip(path) or is_file else DirectorySource(path)
 
 
 def _first_bytes(path: Path) -> bytes:
