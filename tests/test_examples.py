@@ -43,8 +43,10 @@ def bits(path):
 
 
 def marked(script, *others):
-    slow = [] if others[-1] == "torch" else [pytest.mark.slow]
-    return pytest.param(script, *others, id=script, marks=slow)
+    marks = [] if others[-1] == "torch" else [pytest.mark.slow]
+    if script == "fsdp2_tp.py" and torch.__version__.startswith("2.7."):
+        marks.append(pytest.mark.skip(reason="on another mesh torch 2.7's own resume differs too"))
+    return pytest.param(script, *others, id=script, marks=marks)
 
 
 @pytest.mark.dist
@@ -55,7 +57,7 @@ def test_a_killed_run_goes_on_with_the_same_state(
     tmp_path, script, count, other_count, name, needs
 ):
     if importlib.util.find_spec(needs) is None:
-        pytest.skip(f"needs {needs}: pip install --group examples")
+        pytest.skip(f"{needs} is not here: pip install --group examples")
     script, run = EXAMPLES / script, tmp_path / "run"
     newest = run / name.format(SAVED)
     first = Launched(count, tmp_path, script, "run", "--steps", "10000")
