@@ -110,22 +110,35 @@ def summed(
         yield item, sums
 
 
-def boxes(entry: TensorEntry) -> Iterator[Region]:
-    """Cut a tensor into boxes of whole read chunks; one that is empty for an empty tensor."""
-    array = entry.array
-    if not prod(array.shape):
-        yield Region.whole(array.shape)
+def boxes(
+    entry: TensorEntry, region: Region | None = None, *, nbytes: int | None = None
+) -> Iterator[Region]:
+    """Cut a tensor, or a region of it, along its read chunks; one empty box where it is empty.
+
+    Parameters
+    ----------
+    entry
+        The tensor.
+    region
+        The region; all by default.
+    nbytes
+        Wanted bytes of a box; 8 MiB by default. It holds one read chunk at least.
+    """
+    array, most = entry.array, nbytes or _BOX_BYTES
+    region = region or Region.whole(array.shape)
+    if not region.volume:
+        yield region
         return
     shape = list(array.read_chunk_shape)
     for axis in reversed(range(len(shape))):
         others = prod(shape) // shape[axis] * array.itemsize
-        fitting = max(_BOX_BYTES // (others * shape[axis]), 1)
+        fitting = max(most // (others * shape[axis]), 1)
         shape[axis] = min(shape[axis] * fitting, max(array.shape[axis], shape[axis]))
         if shape[axis] < array.shape[axis]:
             break
     grid = Grid(array.shape, tuple(shape))
-    for position in coordinates(Region.whole(grid.counts)):
-        yield grid.box(position)
+    for position in coordinates(grid.touched(region)):
+        yield grid.box(position).intersection(region)
 
 
 def _joined(first: ValueSums, second: ValueSums) -> ValueSums:

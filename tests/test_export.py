@@ -101,7 +101,7 @@ def test_payloads_of_nan_and_minus_zero_survive(path):
 
 
 def test_tensors_that_ranks_cut_across_are_put_together(monkeypatch):
-    monkeypatch.setattr("dcp_zarr.tensor_statistics._BOX_BYTES", 64)
+    monkeypatch.setattr("dcp_zarr.tasks._TASK_BYTES", 64)
     wide = torch.arange(7 * 50 * 6.0).reshape(7, 50, 6)
     states = [{"w": part} for part in ranks.parts(wide, (2, 3, 2))]
     options = {"read_chunk_bytes": 64, "sync_files": False}
