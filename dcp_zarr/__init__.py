@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dcp_zarr.checkpoint import Checkpoint
     from dcp_zarr.checkpoint_series import CheckpointSeries, TracePoint, series
     from dcp_zarr.comparison import TensorDifference
+    from dcp_zarr.conversion import ConversionReport
+    from dcp_zarr.converting import convert, repack
     from dcp_zarr.default_storage import as_default
     from dcp_zarr.errors import (
         CheckpointExistsError,
@@ -50,6 +52,7 @@ __all__ = [
     "CheckpointExistsError",
     "CheckpointNotFoundError",
     "CheckpointSeries",
+    "ConversionReport",
     "CorruptionError",
     "Damage",
     "DcpZarrError",
@@ -80,11 +83,13 @@ __all__ = [
     "ZarrStorageReader",
     "ZarrStorageWriter",
     "as_default",
+    "convert",
     "export",
     "is_complete",
     "load",
     "load_into",
     "open_checkpoint",
+    "repack",
     "report",
     "save",
     "series",
@@ -97,6 +102,8 @@ _MODULES = {
     "checkpoint": ("Checkpoint",),
     "checkpoint_series": ("CheckpointSeries", "TracePoint", "series"),
     "comparison": ("TensorDifference",),
+    "conversion": ("ConversionReport",),
+    "converting": ("convert", "repack"),
     "default_storage": ("as_default",),
     "histogram": ("Histogram",),
     "lazy_tensor": ("LazyTensor",),

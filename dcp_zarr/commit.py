@@ -110,14 +110,32 @@ class LocalCommit:
         """
         self._take()
         shutil.rmtree(self._committing / STAGING)
+        self._show(self._committing, sync=sync)
+
+    def commit_directory(self, name: str, *, sync: bool) -> None:
+        """Put a directory of the partial one in the place of the path.
+
+        Parameters
+        ----------
+        name
+            Of the directory, whose content is durable already.
+        sync
+            Make the swap durable before anything old is removed.
+        """
+        self._take()
+        self._show(self._committing / name, sync=sync)
+        _remove(self._committing)
+
+    def _show(self, new: Path, *, sync: bool) -> None:
+        """Put a directory in the place of the path, and remove what stood there."""
         if sync:
-            sync_directory(self._committing)
-        replaced = self._swap()
+            sync_directory(new)
+        replaced = self._swap(new)
         if sync:
             try:
                 sync_directory(self.path.parent)
             except OSError:
-                self._swap_back(replaced)
+                self._swap_back(new, replaced)
                 _remove(self._committing)
                 raise
         if replaced is not None:
@@ -157,23 +175,23 @@ class LocalCommit:
             self._committing.rename(self.partial)
             raise self._taken()
 
-    def _swap(self) -> Path | None:
+    def _swap(self, new: Path) -> Path | None:
         """Give the path to the new checkpoint; return where the old one is."""
         if not self.path.exists():
-            self._committing.rename(self.path)
+            new.rename(self.path)
             return None
-        if exchange(self._committing, self.path):
-            return self._committing
+        if exchange(new, self.path):
+            return new
         self.path.rename(self.old)
-        self._committing.rename(self.path)
+        new.rename(self.path)
         return self.old
 
-    def _swap_back(self, replaced: Path | None) -> None:
+    def _swap_back(self, new: Path, replaced: Path | None) -> None:
         """Give the path back: a save that says it failed leaves what stood there."""
-        if replaced == self._committing:
-            exchange(self._committing, self.path)
+        if replaced == new:
+            exchange(new, self.path)
             return
-        self.path.rename(self._committing)
+        self.path.rename(new)
         if replaced is not None:
             replaced.rename(self.path)
 

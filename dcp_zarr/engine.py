@@ -138,13 +138,30 @@ def _check_task(parts: list[Part[CheckJob]], source: Source) -> list[tuple[Check
     damage: list[tuple[CheckJob, Exception]] = []
     for part in parts:
         try:
-            with source.open_object(part.job.array, part.write_chunk) as stored:
-                for run in _runs(part, stored):
-                    for read_chunk, encoded, crc in _read_run(run, stored):
-                        _check(encoded, crc, part.job.array, read_chunk)
+            for _ in stored_read_chunks(part, source):
+                pass
         except (CorruptionError, OSError) as error:
             damage.append((part.job, error))
     return damage
+
+
+def stored_read_chunks(
+    part: Part[Any], source: Source
+) -> Iterator[tuple[Shape, memoryview, Buffer | None]]:
+    """Yield the read chunks of a part as they are stored, each with its checksum, which holds.
+
+    The bytes are overwritten when the next are read.
+
+    Raises
+    ------
+    CorruptionError
+        If one is missing or its checksum does not hold.
+    """
+    with source.open_object(part.job.array, part.write_chunk) as stored:
+        for run in _runs(part, stored):
+            for read_chunk, encoded, crc in _read_run(run, stored):
+                _check(encoded, crc, part.job.array, read_chunk)
+                yield read_chunk, encoded, crc
 
 
 def _write_task(parts: list[Part[WriteJob]], sink: Sink) -> list[int]:

@@ -254,6 +254,11 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+def whole_write_shape(shape: Shape, read: Shape, itemsize: int, options: LayoutOptions) -> Shape:
+    """Return the write chunk shape for read chunks of a tensor that one rank writes."""
+    return _write_shape(shape, read, (None,) * len(shape), itemsize, options)
+
+
 def _write_shape(
     shape: Shape,
     read: Shape,

@@ -186,7 +186,7 @@ class RankSave:
             )
             content = np.frombuffer(payload, np.uint8)
             yield coordinator.bytes_job(array, content, codec)
-        elif not large and (text := _as_json(payload)) is not None:
+        elif not large and (text := as_json(payload)) is not None:
             self._objects.add(number, pieces.JSON, text, len(text))
         else:
             self._objects.add(number, pieces.PAYLOAD, payload, len(payload))
@@ -201,7 +201,7 @@ def rank_result(results: Sequence[WriteResult]) -> RankResult:
     return told
 
 
-def _as_json(payload: memoryview) -> bytes | None:
+def as_json(payload: memoryview) -> bytes | None:
     """Return an object's bytes as JSON, where torch can read them and JSON holds the value."""
     try:
         return json_text(tensors.object_value(payload, ""))

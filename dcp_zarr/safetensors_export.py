@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from dcp_zarr.errors import (
 from dcp_zarr.local_files import local_path, sync_directory, sync_path
 from dcp_zarr.opening import opened
 from dcp_zarr.safetensors_file import NamedTensor, split, write_file
-from dcp_zarr.safetensors_format import METADATA_NAME, NAMES
+from dcp_zarr.safetensors_format import INDEX, METADATA_NAME, NAMES, is_file_of_directory
 from dcp_zarr.tasks import Limits, check_count
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ FILE_BYTES = 5 << 30
 """Default for the most bytes of tensors in each file of a directory."""
 
 _SUFFIX = ".safetensors"
-_INDEX = "model.safetensors.index.json"
 _STAGED = "dcp_zarr-export"
 """Name of the file in a directory for which an export stages its own."""
 _NAMED = 3
@@ -215,7 +213,7 @@ class _Destination:
         else:
             is_taken, is_replaceable = self.folder.exists(), self.folder.is_dir()
             if is_replaceable:
-                is_taken = any(_is_ours(file.name) for file in self.folder.iterdir())
+                is_taken = any(is_file_of_directory(file.name) for file in self.folder.iterdir())
         if (is_taken and not is_replaceable) or (self.folder / "zarr.json").exists():
             raise CheckpointExistsError(
                 f"{self.path!r} is nothing that an export may replace: choose another path.",
@@ -282,22 +280,17 @@ class _Destination:
         if len(files) > 1:
             weight_map = {tensor.name: name for name, part in files.items() for tensor in part}
             index = {"metadata": {"total_size": nbytes}, "weight_map": weight_map}
-            written = self.commit.partial / _INDEX
+            written = self.commit.partial / INDEX
             written.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
             sync_path(written)
-            shown.append(_INDEX)
+            shown.append(INDEX)
         self.commit.check_unchanged()
         # Without an index, and until the new one is there, nothing takes old and new for one model.
-        for old in sorted(self.folder.iterdir(), key=lambda file: file.name != _INDEX):
-            if _is_ours(old.name):
+        for old in sorted(self.folder.iterdir(), key=lambda file: file.name != INDEX):
+            if is_file_of_directory(old.name):
                 old.unlink()
         for name in shown:
             (self.commit.partial / name).rename(self.folder / name)
         sync_directory(self.folder)
         self.commit.discard()
         return tuple(str(Path(self.path, name)) for name in shown)
-
-
-def _is_ours(name: str) -> bool:
-    """Say whether a file of a directory has a name that an export gives."""
-    return name == _INDEX or bool(re.fullmatch(r"model(-\d{5,}-of-\d{5,})?\.safetensors", name))

@@ -8,6 +8,7 @@ the README of https://github.com/huggingface/safetensors, and its library.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,7 +39,21 @@ NAMES = {
 METADATA_NAME = "__metadata__"
 """A name that no tensor can have."""
 
+INDEX = "model.safetensors.index.json"
+"""Name of the index of a directory of several files."""
+
 _ALIGNMENT = 8
+
+
+def is_file_of_directory(name: str) -> bool:
+    """Say whether a file of a directory has a name that an export gives.
+
+    Examples
+    --------
+    >>> is_file_of_directory("model-00001-of-00002.safetensors"), is_file_of_directory("a.json")
+    (True, False)
+    """
+    return name == INDEX or bool(re.fullmatch(r"model(-\d{5,}-of-\d{5,})?\.safetensors", name))
 
 
 @dataclass(frozen=True, slots=True)

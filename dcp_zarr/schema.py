@@ -95,6 +95,8 @@ class Schema:
     """SHA-256 of each array's document, by path."""
     is_foreign: bool = False
     """Whether others saved it: read chunks are made when they are read, and nothing checks them."""
+    shared: tuple[tuple[str, ...], ...] = ()
+    """FQNs of tensors that share bytes, together, in a file of ``torch.save``."""
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dcp_zarr.containers.foreign.pickles import TorchName
 from dcp_zarr.dtypes import PACKED, DType, dtype_of
 from dcp_zarr.errors import CorruptionError, UnsafeObjectError, UnsupportedTensorError
 
@@ -218,3 +219,21 @@ def object_payload(value: Any) -> bytes:  # noqa: ANN401
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def restored(value: Any) -> Any:  # noqa: ANN401
+    """Return a plain value of a file of ``torch.save``, with what of torch's it holds by name.
+
+    Examples
+    --------
+    >>> restored({"dtype": TorchName("bfloat16"), "on": (TorchName("cuda:1"), 3)})
+    {'dtype': torch.bfloat16, 'on': (device(type='cuda', index=1), 3)}
+    """
+    if type(value) is TorchName:
+        found = getattr(torch, value, None)
+        return found if isinstance(found, (torch.dtype, torch.layout)) else torch.device(value)
+    if isinstance(value, dict):
+        return type(value)((restored(key), restored(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(map(restored, value))
+    return value

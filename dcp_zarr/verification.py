@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dcp_zarr import engine
+from dcp_zarr.errors import CorruptionError
 from dcp_zarr.region import Region, coordinates
-from dcp_zarr.tasks import Limits
+from dcp_zarr.tasks import Limits, in_order
+from dcp_zarr.tensor_statistics import boxes, read_bits
 
 if TYPE_CHECKING:
     from dcp_zarr.container import Source
+    from dcp_zarr.schema import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +50,67 @@ def damage(source: Source) -> Iterator[Damage]:
     for job, error in engine.check(jobs, source, Limits.of(None)):
         region = job.array.write_grid.box(job.write_chunk)
         yield Damage(job.array.fqn, region, str(error))
+
+
+def check_same(
+    old: Mapping[str, TensorEntry],
+    new: Mapping[str, TensorEntry],
+    sources: tuple[Source, Source],
+    limits: Limits,
+) -> Iterator[int]:
+    """Compare tensors that should be the same, bit for bit; yield numbers of bytes.
+
+    Parameters
+    ----------
+    old, new
+        The tensors, by FQN.
+    sources
+        Where the old ones and the new ones are.
+    limits
+        Threads; each has one box of two tensors in memory.
+
+    Raises
+    ------
+    CorruptionError
+        With the name of the first that is missing or not the same.
+    """
+    for fqn in [*old, *new]:
+        is_in_both = fqn in old and fqn in new
+        if not is_in_both or _kind(old[fqn]) != _kind(new[fqn]):
+            raise _differ(fqn, "name, dtype or shape", sources)
+    pairs = ((entry, new[fqn]) for fqn, entry in old.items())
+    tasks = (
+        (pair, box)
+        for pair in pairs
+        for box in boxes(pair[1], nbytes=max(limits.task_bytes, pair[0].array.read_chunk_nbytes))
+    )
+    work = partial(_is_same, sources=sources)
+    for (pair, box), same in in_order(tasks, work, limits.thread_count):
+        if not same:
+            raise _differ(pair[0].fqn, f"values in {box}", sources)
+        yield box.volume * pair[0].array.itemsize
+
+
+def _kind(entry: TensorEntry) -> tuple[object, ...]:
+    return entry.dtype.torch_name, entry.array.shape
+
+
+def _is_same(
+    task: tuple[tuple[TensorEntry, TensorEntry], Region], sources: tuple[Source, Source]
+) -> bool:
+    entries, box = task
+    first, second = (
+        read_bits(entry, source, box).reshape(-1).view("u1")
+        for entry, source in zip(entries, sources, strict=True)
+    )
+    return np.array_equal(first, second)
+
+
+def _differ(fqn: str, what: str, sources: tuple[Source, Source]) -> CorruptionError:
+    old, new = (source.where for source in sources)
+    return CorruptionError(
+        f"Tensor {fqn!r} is not the same in {new!r} as in {old!r}: its {what} differ. The disk may "
+        "be failing, or something else writes there.",
+        fqn=fqn,
+        path=new,
+    )

@@ -112,7 +112,7 @@ class ForeignSource:
         Tensors and objects by FQN, in order, and where they lie.
     documents
         Files that describe it, as they were when they were read.
-    planner_data, metadata_version
+    planner_data, metadata_version, shared
         As in `Schema`.
     """
 
@@ -124,6 +124,7 @@ class ForeignSource:
         documents: Mapping[str, os.stat_result],
         planner_data: Mapping[str, Keys] | None = None,
         metadata_version: str | None = None,
+        shared: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         self._where = where
         self._places = {fqn: places for fqn, (_, places) in entries.items()}
@@ -137,6 +138,7 @@ class ForeignSource:
             planner_data=planner_data,
             metadata_version=metadata_version,
             is_foreign=True,
+            shared=shared,
         )
 
     @property
@@ -148,6 +150,10 @@ class ForeignSource:
     def schema(self) -> Schema:
         """What is in it, in our words."""
         return self._schema
+
+    def places(self, fqn: str) -> list[Strided]:
+        """Return where the regions of a tensor lie, in the order of its tiling."""
+        return [place() for place in self._places[fqn]]
 
     def damaged_documents(self) -> Iterator[str]:
         """Describe what is missing; these formats have no checksums."""

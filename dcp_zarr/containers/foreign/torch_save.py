@@ -6,7 +6,7 @@ import io
 import os
 import reprlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -65,7 +65,27 @@ def open_file(path: str) -> ForeignSource:
             entries[fqn] = ObjectEntry(fqn, refused=refused), ()
         else:
             entries[fqn] = _tensor(fqn, value, file)
-    return ForeignSource(path, entries, documents={path: status}, planner_data=planner_data)
+    return ForeignSource(
+        path,
+        entries,
+        documents={path: status},
+        planner_data=planner_data,
+        shared=_shared(entries),
+    )
+
+
+def _shared(entries: Mapping[str, Placed]) -> tuple[tuple[str, ...], ...]:
+    """Return the names of tensors that lie in the same bytes, together: tied ones, and views."""
+    lying = [(place(), fqn) for fqn, (_, places) in entries.items() for place in places]
+    groups: list[list[str]] = []
+    end = -1
+    for place, fqn in sorted(lying, key=lambda found: (found[0].start, -found[0].span)):
+        if place.span and place.start < end:
+            groups[-1].append(fqn)
+        elif place.span:
+            groups.append([fqn])
+        end = max(end, place.start + place.span)
+    return tuple(tuple(group) for group in groups if len(group) > 1)
 
 
 def _is_out_of_proportion(tensor: SavedTensor, file_nbytes: int) -> bool:
