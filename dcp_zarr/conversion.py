@@ -122,7 +122,7 @@ class Conversion:
         self._destined = destined
         self._how = how
         self._limits = limits
-        self._copied = 0
+        self._copied: list[str] = []
         self._done = 0
         self._progress: Callable[[int], None] = lambda _: None
 
@@ -161,7 +161,7 @@ class Conversion:
             len(self._schema.tensors),
             len(self._schema.objects),
             nbytes,
-            self._copied,
+            len(self._copied),
             left_out,
             self._separated(),
         )
@@ -283,7 +283,8 @@ class Conversion:
         try:
             wanted, found = self._schema.tensors, made.schema.tensors
             sources = self._source, made
-            for nbytes in verification.check_same(wanted, found, sources, self._limits):
+            compared = verification.check_same(wanted, found, sources, self._limits, self._copied)
+            for nbytes in compared:
                 self._progress(nbytes)
         finally:
             made.close()

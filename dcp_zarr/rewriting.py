@@ -84,8 +84,8 @@ def write_container(
     how: Rewriting,
     limits: Limits,
     wrote: Wrote,
-) -> int:
-    """Write a container, and commit it; return how many tensors were copied as they are stored.
+) -> list[str]:
+    """Write a container, and commit it; return the FQNs of tensors copied as they are stored.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def write_container(
     except BaseException:
         target.discard()
         raise
-    return len(as_stored)
+    return as_stored
 
 
 def _endless(reserved: int) -> Slab:

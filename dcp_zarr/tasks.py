@@ -43,7 +43,7 @@ class Limits:
     """How much of this process the engine may take."""
 
     thread_count: int
-    """Worker threads."""
+    """Worker threads; none: the thread that asks does the work, as where it is a worker itself."""
     memory_budget_bytes: int = MEMORY_BUDGET_BYTES
     """Bytes of values and of encoded read chunks under way; one read chunk a thread at least."""
 
@@ -134,8 +134,13 @@ def in_order(
 ) -> Iterator[tuple[Task, Result]]:
     """Do the work of tasks in threads; yield each task with its result, in order.
 
-    The first failure ends it, once the tasks under way have ended.
+    The first failure ends it, once the tasks under way have ended. Without threads, the caller's
+    does it.
     """
+    if not thread_count:
+        for task in tasks:
+            yield task, work(task)
+        return
     with ThreadPoolExecutor(thread_count, thread_name_prefix="dcp_zarr") as pool:
         pending: deque[tuple[Task, Future[Result]]] = deque()
         try:

@@ -153,7 +153,7 @@ def _sums_of(task: tuple[TensorEntry, Region], source: Source) -> ValueSums:
 def read_bits(
     entry: TensorEntry, source: Source, box: Region, limits: Limits | None = None
 ) -> NDArray[Any]:
-    """Return the bits of the values in a box of a tensor, read by one thread if not told others.
+    """Return the bits of the values in a box of a tensor, read by this thread if not told others.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def read_bits(
     """
     out = np.empty(box.sizes, entry.dtype.bits)
     job = engine.ReadJob(entry.array, entry.codec, box, out)
-    list(engine.read([job], source, limits or Limits.of(1)))
+    list(engine.read([job], source, limits or Limits(0)))
     return out
 
 

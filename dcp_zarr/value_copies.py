@@ -87,7 +87,7 @@ def _copy(task: list[_Box], source: Source, fd: int) -> int:
         )
         for box in task
     ]
-    for job in engine.read(jobs, source, Limits.of(1)):
+    for job in engine.read(jobs, source, Limits(0)):
         values, place = engine.flat(job.out), job.key
         offsets = zip(job.region.offsets, place.region.offsets, strict=True)
         within = Region(tuple(at - first for at, first in offsets), job.region.sizes)
