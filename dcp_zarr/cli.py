@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import sys
 from dataclasses import asdict
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
+from dcp_zarr import cli_convert
+from dcp_zarr.cli_words import AsJson, Path, Pattern, bar, json_of, number_of_bytes, print_json
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.opening import open_checkpoint
@@ -23,28 +23,20 @@ if TYPE_CHECKING:
     from dcp_zarr.table import Table
 
 app = typer.Typer(
-    help="Look into checkpoints: what dcp_zarr saved, torch's own, and safetensors.",
+    help="Look into checkpoints, and convert them: dcp_zarr's, torch's own, and safetensors.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Path = Annotated[str, typer.Argument(help="The checkpoint.")]
 Older = Annotated[str, typer.Argument(help="The older checkpoint.")]
 Newer = Annotated[str, typer.Argument(help="The newer checkpoint.")]
-Pattern = Annotated[
-    str,
-    typer.Argument(
-        help="Name, with all below it, or pattern: * in a segment, ** across, [0-3] for numbers."
-    ),
-]
 What = Annotated[
     str, typer.Argument(help="Name, with a slice behind it if wanted, as in numpy: 'w[:2, -1]'.")
 ]
 Reread = Annotated[bool, typer.Option("--read", help="Read values even if these are stored.")]
 StripPrefix = Annotated[str, typer.Option(help="Taken off names, such as model.")]
 Sort = Annotated[str, typer.Option(help="Column to sort by, largest first.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SLICE_PARTS = 3
 
 
@@ -61,7 +53,7 @@ def ls(
     """
     with no_collection(), _opened(path, pattern) as checkpoint:
         if as_json:
-            _print_json([_row(checkpoint, fqn) for fqn in checkpoint])
+            print_json([_row(checkpoint, fqn) for fqn in checkpoint])
         else:
             tree = checkpoint.tree()
             typer.echo(str(tree) if every else tree.folded())
@@ -77,14 +69,14 @@ def show(path: Path, what: What, as_json: AsJson = False) -> None:  # noqa: FBT0
         fqn, index = _parsed(what, checkpoint)
         if fqn in checkpoint.objects:
             value = checkpoint.objects[fqn]
-            typer.echo(_json(value) if as_json else repr(value))
+            typer.echo(json_of(value) if as_json else repr(value))
             return
         try:
             values = checkpoint[fqn].numpy(index)
         except IndexError as error:
             raise OptionError(str(error)) from error
         if as_json:
-            _print_json(values.astype(_plain(values.dtype)).tolist())
+            print_json(values.astype(_plain(values.dtype)).tolist())
         else:
             typer.echo(f"{fqn} {checkpoint[fqn].torch_dtype} {list(values.shape)}\n{values}")
 
@@ -129,7 +121,7 @@ def diff(
     table = table.sorted_by(sort) if sort else table
     differing = table.where(lambda row: row.change != "equal")
     if as_json:
-        _print_json(table.to_dicts())
+        print_json(table.to_dicts())
     elif differing:
         typer.echo(differing.to_text())
         if all(row.change in ("added", "removed") for row in table):
@@ -150,7 +142,7 @@ def verify(path: Path, as_json: AsJson = False) -> None:  # noqa: FBT002
     with open_checkpoint(path) as checkpoint:
         damage = checkpoint.verify()
         if as_json:
-            _print_json([str(found) for found in damage])
+            print_json([str(found) for found in damage])
         else:
             for found in damage:
                 typer.echo(str(found))
@@ -176,25 +168,20 @@ def export(
 
     Example: dcp-zarr export step-1000.zarr out.safetensors model --strip-prefix model.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import Progress  # noqa: PLC0415
-
     from dcp_zarr.safetensors_export import export as write  # noqa: PLC0415
 
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as shown:
-        bar = shown.add_task("writing")
+    with bar("writing") as progress:
         report = write(
             path,
             destination,
             pattern,
             names=lambda fqn: fqn.removeprefix(strip_prefix),
-            file_bytes=_bytes(file_bytes) if file_bytes else None,
+            file_bytes=number_of_bytes(file_bytes) if file_bytes else None,
             overwrite=overwrite,
-            progress=lambda written, nbytes: shown.update(bar, completed=written, total=nbytes),
+            progress=progress,
         )
     if as_json:
-        _print_json(asdict(report))
+        print_json(asdict(report))
         return
     typer.echo(f"{len(report.tensors)} tensors in {', '.join(report.files)}")
     if report.left_out:
@@ -218,7 +205,11 @@ def report(
 
     write_report(path, output, compare or None, tracked=tracked)
     if as_json:
-        _print_json({"output": output})
+        print_json({"output": output})
+
+
+app.command()(cli_convert.convert)
+app.command()(cli_convert.repack)
 
 
 def main() -> None:
@@ -264,16 +255,6 @@ def _axis(text: str, what: str) -> Any:  # noqa: ANN401
     return found[0]
 
 
-def _bytes(text: str) -> int:
-    """Return a number of bytes: 5GB are 5 * 1000**3, and 5GiB are 5 * 1024**3."""
-    found = re.fullmatch(r"(\d+) *(?:([KMGT])(i?))?B?", text, re.IGNORECASE)
-    if found is None:
-        raise OptionError(f"{text!r} is no number of bytes; write it as 5GB, 5GiB or 5000000000.")
-    number, unit, binary = found.groups(default="")
-    factor: int = (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " ")
-    return int(number) * factor
-
-
 def _row(checkpoint: Checkpoint, fqn: str) -> dict[str, Any]:
     tensor = checkpoint[fqn]
     return {
@@ -292,28 +273,6 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _print_table(table: Table[Any], *, as_json: bool) -> None:
     if as_json:
-        _print_json(table.to_dicts())
+        print_json(table.to_dicts())
     else:
         typer.echo(table.to_text())
-
-
-def _print_json(value: Any) -> None:  # noqa: ANN401
-    typer.echo(_json(value))
-
-
-def _json(value: Any) -> str:  # noqa: ANN401
-    return json.dumps(_strict(value), ensure_ascii=False, default=repr)
-
-
-def _strict(value: Any) -> Any:  # noqa: ANN401
-    """Return a value as strict JSON has it: null for what is no number."""
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {
-            key if isinstance(key, (str, int)) else repr(key): _strict(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    return value

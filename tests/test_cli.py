@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import dcp_zarr
-from dcp_zarr import cli
+from dcp_zarr import cli, cli_words
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_export_as_json_of_a_part_in_several_files(path):
     [("5GB", 5 * 10**9), ("5GiB", 5 << 30), ("70", 70), ("2 kb", 2000), ("3mib", 3 << 20)],
 )
 def test_numbers_of_bytes_are_read_as_people_write_them(text, nbytes):
-    assert cli._bytes(text) == nbytes
+    assert cli_words.number_of_bytes(text) == nbytes
 
 
 def test_verify_lists_damage_and_exits_with_1(path, monkeypatch):
@@ -220,7 +220,7 @@ def test_ls_imports_nothing_that_it_can_do_without(path):
     unneeded = {"torch", "zarr", "numcodecs", "rich", "xarray"}
     program = f"""
 import sys
-from dcp_zarr import cli
+from dcp_zarr import cli, cli_words
 sys.argv = ["dcp-zarr", "ls", {path!r}]
 try:
     cli.main()
