@@ -12,7 +12,12 @@ settings.register_profile("dcp_zarr", deadline=None, max_examples=60)
 settings.load_profile("dcp_zarr")
 
 
-collect_ignore = ["crash.py", "hdf5_reader_from_format.py", "reader_from_format.py"]  # programs
+collect_ignore = [
+    "crash.py",
+    "crash_convert.py",
+    "hdf5_reader_from_format.py",
+    "reader_from_format.py",
+]  # programs
 
 
 @pytest.fixture(autouse=True)
