@@ -368,36 +368,36 @@ def test_progress_counts_what_is_written_and_compared(name, path):
 
 
 IN_LITTLE_MEMORY = """
-    import resource, sys, dcp_zarr
+    import re
+    from pathlib import Path
+    import dcp_zarr
     from tests.test_conversion import FORMATS
 
     def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return int(re.search("VmHWM:(.*)kB", Path("/proc/self/status").read_text())[1]) << 10
 
-    def convert_all(sources):
-        for source in sources:
-            for name, path in FORMATS.items():
-                dcp_zarr.convert(
-                    source, path, to=name, overwrite=True, memory_budget_bytes=16 << 20
-                )
+    def convert_all(size):
+        for number, (name, path) in enumerate(FORMATS.items()):
+            source = size + (".zarr", ".pt", ".h5")[number % 3]
+            options = {"overwrite": True, "memory_budget_bytes": 16 << 20}
+            dcp_zarr.convert(source, path, to=name, **options)
 
-    convert_all(["little.zarr", "little.pt", "little.h5"])
+    convert_all("little")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = peak()
-    convert_all(sys.argv[1:])
+    convert_all("large")
     print(peak() - before)
 """
 
 
 def test_a_large_tensor_is_never_whole_in_memory():
-    little, large = {"w": torch.ones(3)}, {"w": torch.zeros(96 << 20, dtype=torch.uint8)}
-    for name, saved in {"little": little, "large": large}.items():
-        dcp_zarr.save(saved, f"{name}.zarr", compression=None)
-        dcp_zarr.save(saved, f"{name}.h5", compression=None)
-        torch.save(saved, f"{name}.pt")
+    for name, count in {"little": 3, "large": 96 << 20}.items():
+        torch.save({"w": torch.zeros(count, dtype=torch.uint8)}, f"{name}.pt")
+        for container in ("zarr", "h5"):
+            dcp_zarr.convert(f"{name}.pt", f"{name}.{container}", compression=None)
     program = [sys.executable, "-c", textwrap.dedent(IN_LITTLE_MEMORY)]
-    program += ["large.zarr", "large.pt", "large.h5"]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 48 << 20
+    assert int(done.stdout) < 64 << 20
 
 
 def test_torch_is_not_needed_between_our_containers_and_safetensors():
@@ -462,17 +462,15 @@ def test_a_disk_that_is_full_is_an_error_of_ours(monkeypatch, path):
         assert os.listdir() == [path]
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_conversion_killed_anywhere_is_invisible_and_another_one_finishes(name, step, tmp_path):
-    program = ["-m", "tests.crash_convert", name, FORMATS[name], str(tmp_path), str(step)]
+def test_a_conversion_killed_anywhere_is_invisible_and_another_one_finishes(tmp_path):
+    program = ["-m", "tests.crash_convert", str(tmp_path), "11"]
+    program += [word for both in FORMATS.items() for word in both]
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, *program], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
-    kills, old, new = map(int, done.stdout.split())
-    assert kills > 30 / step
-    assert old > 20 / step
-    assert new > 0
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, *_ in found] == [*FORMATS]
+    assert all(int(old) > 1 and int(new) > 0 for _, old, new in found)
 
 
 def save_meshes(rank, count, path):
