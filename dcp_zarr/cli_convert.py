@@ -96,4 +96,6 @@ def _print_converted(converted: ConversionReport, *, as_json: bool) -> None:
     for fqn, reason in converted.left_out.items():
         typer.echo(f"Left out {fqn}: {reason}")
     for fqns in converted.separated:
-        typer.echo(f"Shared bytes, and has its own now: {', '.join(fqns)}")
+        typer.echo(f"Shared bytes, and have their own now: {', '.join(fqns)}")
+    for name in converted.keys_as_text:
+        typer.echo(f"Keys that were no text are text now, in {name or 'the whole'}")

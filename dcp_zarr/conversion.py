@@ -57,6 +57,8 @@ class ConversionReport:
     """FQNs of what the format cannot hold, and why; always empty without `allow_loss`."""
     separated: tuple[tuple[str, ...], ...]
     """FQNs of tensors that share bytes in the source, together; each has its own now."""
+    keys_as_text: tuple[str, ...]
+    """Names of dicts whose keys were no text in a file of ``torch.save``, and are now."""
 
     def __repr__(self) -> str:
         """Count what was written and what not: names may be thousands."""
@@ -164,6 +166,7 @@ class Conversion:
             len(self._copied),
             left_out,
             self._separated(),
+            self._schema.keys_as_text,
         )
 
     def _report_to(self, progress: Callable[[int, int], None], total: int) -> None:

@@ -97,6 +97,8 @@ class Schema:
     """Whether others saved it: read chunks are made when they are read, and nothing checks them."""
     shared: tuple[tuple[str, ...], ...] = ()
     """FQNs of tensors that share bytes, together, in a file of ``torch.save``."""
+    keys_as_text: tuple[str, ...] = ()
+    """Names of dicts in such a file of which keys that were no text are told as text."""
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:

@@ -233,3 +233,32 @@ finally:
 @pytest.mark.parametrize("command", ["ls", "show", "stats", "diff", "verify", "export", "report"])
 def test_every_command_has_an_example(command):
     assert f"Example: dcp-zarr {command}" in " ".join(run(command, "--help").split())
+
+
+def test_convert_writes_another_format_and_says_what_is_not_as_it_was(path):
+    tied = torch.ones(3)
+    torch.save({"a": tied, "b": tied, "by number": {0: torch.ones(2)}, "o": 1}, "x.pt")
+    assert run("convert", "x.pt", "again.zarr") == (
+        "3 tensors, 1 objects in again.zarr\n"
+        "Shared bytes, and have their own now: a, b\n"
+        "Keys that were no text are text now, in by number\n"
+    )
+    run("convert", "again.zarr", "out", "--to", "dcp", "--no-verify")
+    assert run("diff", "x.pt", "out") == "All 3 tensors are equal, bit for bit.\n"
+    listed = run("convert", "again.zarr", "y.safetensors", "--allow-loss")
+    assert listed == "3 tensors, 0 objects in y.safetensors\nLeft out o: an object\n"
+    found = json.loads(run("convert", path, "out.h5", "model", "--compression", "none", "--json"))
+    assert (found["tensors"], found["format"], found["nbytes"]) == (2, "hdf5", 52)
+
+
+def test_repack_keeps_a_part_in_place(path):
+    assert run("repack", path, "--keep", "model.w", "--read-chunk-bytes", "1MiB") == (
+        f"1 tensors, 0 objects in {path}\n"
+    )
+    assert list(dcp_zarr.load(path, flat=True)) == ["model.w"]
+
+
+def test_a_compression_that_there_is_not_is_refused(path):
+    done = CliRunner().invoke(cli.app, ["repack", str(path), "--compression", "huge"])
+    message = "--compression huge: it is none of keep, none, fast and small."
+    assert str(done.exception) == message

@@ -259,6 +259,13 @@ def test_tensors_that_share_bytes_are_named():
     assert dcp_zarr.convert("x.pt", "y.zarr", "out").separated == ()
 
 
+def test_dicts_whose_keys_become_text_are_named():
+    torch.save({"state": {0: {"v": torch.ones(2)}, 1: {"v": torch.ones(3)}}, "step": 1}, "x.pt")
+    assert dcp_zarr.convert("x.pt", "x.zarr").keys_as_text == ("state",)
+    assert [*dcp_zarr.load("x.zarr")["state"]] == ["0", "1"]
+    assert dcp_zarr.convert("x.zarr", "y.pt").keys_as_text == ()
+
+
 @pytest.mark.parametrize("name", KEEP_OBJECTS)
 @pytest.mark.parametrize("saver", ["pt", "dcp"])
 def test_code_is_not_run_but_named(saver, name):

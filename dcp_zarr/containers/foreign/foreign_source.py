@@ -112,7 +112,7 @@ class ForeignSource:
         Tensors and objects by FQN, in order, and where they lie.
     documents
         Files that describe it, as they were when they were read.
-    planner_data, metadata_version, shared
+    planner_data, metadata_version, shared, keys_as_text
         As in `Schema`.
     """
 
@@ -125,6 +125,7 @@ class ForeignSource:
         planner_data: Mapping[str, Keys] | None = None,
         metadata_version: str | None = None,
         shared: tuple[tuple[str, ...], ...] = (),
+        keys_as_text: tuple[str, ...] = (),
     ) -> None:
         self._where = where
         self._places = {fqn: places for fqn, (_, places) in entries.items()}
@@ -139,6 +140,7 @@ class ForeignSource:
             metadata_version=metadata_version,
             is_foreign=True,
             shared=shared,
+            keys_as_text=keys_as_text,
         )
 
     @property

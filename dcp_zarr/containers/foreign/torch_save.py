@@ -71,6 +71,7 @@ def open_file(path: str) -> ForeignSource:
         documents={path: status},
         planner_data=planner_data,
         shared=_shared(entries),
+        keys_as_text=tuple(values.keys_as_text),
     )
 
 
@@ -142,6 +143,8 @@ class _Values:
         self._leaves_left = nbytes // _LEAF_BYTES + _MORE_VALUES
         self._path = path
         self._known: dict[int, _Held] = {}
+        self.keys_as_text: dict[str, None] = {}
+        """Names of dicts that have other keys than text."""
 
     def leaves(self, value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN401
         """Yield tensors and objects with the keys to them; opens dicts, and lists of tensors."""
@@ -153,6 +156,8 @@ class _Values:
         if isinstance(value, dict):
             for key, item in value.items():
                 name = key if type(key) is str else reprlib.repr(key)
+                if type(key) is not str:
+                    self.keys_as_text[".".join(map(str, keys))] = None
                 yield from self.leaves(item, (*keys, name))
         elif isinstance(value, (list, tuple)) and (not keys or self.held(value).has_tensor):
             for number, item in enumerate(value):
