@@ -42,8 +42,9 @@ class Noted:
     @classmethod
     def of(cls, items: Sequence[WriteItem]) -> Noted:
         """Note what of a rank's items is worth sharing. Called on all ranks."""
-        shards = (item for item in items if item.type == WriteItemType.SHARD)
-        return cls(tuple(s for s in shards if _nbytes(s) >= 2 * MIN_SHARE_BYTES), len(items))
+        held = (item for item in items if item.type == WriteItemType.SHARD)
+        large = (item for item in held if _nbytes(item) >= 2 * MIN_SHARE_BYTES)
+        return cls(tuple(large), len(items))
 
 
 @dataclass(frozen=True, slots=True)
