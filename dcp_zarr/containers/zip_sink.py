@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from dcp_zarr import zarr_format
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 from dcp_zarr.containers.one_file_sink import OneFileSink
+from dcp_zarr.containers.whole_objects import WholeObjects
 from dcp_zarr.containers.zip_format import Entry, crc32
 from dcp_zarr.errors import CorruptionError
 from dcp_zarr.local_files import write_all
 from dcp_zarr.slabs import SlabCursor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from dcp_zarr.container import Buffer
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
 ENTRIES = "entries"
 """Name of the staging file that tells what entries a rank wrote."""
 
-Stored = Sequence[tuple["Shape", Sequence["Buffer"]]]
-
 
 class ZipSink(OneFileSink):
     """A rank's way into the file; parameters are those of `OneFileSink`, and the rank's slab."""
@@ -37,36 +31,20 @@ class ZipSink(OneFileSink):
     def __init__(self, root: int, name: str, rank: int, slab: Slab, *, sync: bool) -> None:
         super().__init__(root, name, rank, sync=sync)
         self._cursor = SlabCursor(slab)
-        self._waiting: dict[tuple[str, Shape], list[tuple[Shape, Sequence[Buffer]]]] = {}
+        self._waiting = WholeObjects()
         self._entries: list[Entry] = []
 
     def place(
         self,
         array: ArrayLayout,
         write_chunk: Shape,
-        stored: Stored,
+        stored: Sequence[tuple[Shape, Sequence[Buffer]]],
         slab: Slab | None = None,
     ) -> None:
         """Write an entry, once all its read chunks are there."""
-        whole = self._whole(array, write_chunk, stored)
-        if whole is None:
-            return
-        content = [buffer for _, buffers in whole for buffer in buffers]
-        if zarr_format.has_index(array):
-            content.append(zarr_format.encode_index(_extents(array, whole)))
-        self.add(zarr_format.object_path(array, write_chunk), content)
-
-    def _whole(self, array: ArrayLayout, write_chunk: Shape, stored: Stored) -> Stored | None:
-        """Return all read chunks of a write chunk; None where some are still to come."""
-        count = array.read_chunks_of(write_chunk).volume if zarr_format.has_index(array) else 1
-        if len(stored) == count:
-            return stored
-        with self._lock:
-            waiting = self._waiting.setdefault((array.path, write_chunk), [])
-            waiting += [(c, [bytes(buffer) for buffer in buffers]) for c, buffers in stored]
-            if len(waiting) < count:
-                return None
-            return self._waiting.pop((array.path, write_chunk))
+        content = self._waiting.whole(array, write_chunk, stored)
+        if content is not None:
+            self.add(zarr_format.object_path(array, write_chunk), content)
 
     def add(self, name: str, content: Sequence[Buffer]) -> None:
         """Write an entry."""
@@ -80,18 +58,6 @@ class ZipSink(OneFileSink):
 
     def _leave_notes(self) -> None:
         self.stage(ENTRIES, 0, [encode_entries(self._entries)])
-
-
-def _extents(array: ArrayLayout, stored: Stored) -> NDArray[np.uint64]:
-    """Return the index of an object whose read chunks follow one another."""
-    counts = array.read_chunks_per_write_chunk
-    extents = np.full((*counts, 2), zarr_format.MISSING, np.uint64)
-    offset = 0
-    for read_chunk, buffers in stored:
-        nbytes = sum(map(len, buffers))
-        extents[tuple(c % n for c, n in zip(read_chunk, counts, strict=True))] = offset, nbytes
-        offset += nbytes
-    return extents.reshape(prod(counts), 2)
 
 
 def encode_entries(entries: Sequence[Entry]) -> bytes:
