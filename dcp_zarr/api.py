@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -13,10 +12,9 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from dcp_zarr import tensors
-from dcp_zarr.containers.by_path import is_hdf5
+from dcp_zarr.containers.by_path import is_hdf5, place_of
 from dcp_zarr.errors import DcpZarrError, OptionError
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, WRITE_CHUNK_BYTES
-from dcp_zarr.local_files import local_path
 from dcp_zarr.opening import open_checkpoint
 from dcp_zarr.planners import LoadReport, SafeLoadPlanner
 from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
@@ -27,13 +25,12 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
     from dcp_zarr.codecs import CompressionOption
+    from dcp_zarr.containers.by_path import AnyPath
     from dcp_zarr.dcp_writer import DcpWriter
     from dcp_zarr.reader import DcpReader
 
-Path = str | os.PathLike[str]
 
-
-def storage_writer(path: Path, **options: Any) -> DcpWriter:  # noqa: ANN401
+def storage_writer(path: AnyPath, **options: Any) -> DcpWriter:  # noqa: ANN401
     """Return the writer for a path, by its suffix; options are those of the writer.
 
     Raises
@@ -42,11 +39,11 @@ def storage_writer(path: Path, **options: Any) -> DcpWriter:  # noqa: ANN401
         If no writer of this release makes what the suffix says.
     """
     _check_suffix(path)
-    kind = HDF5StorageWriter if is_hdf5(local_path(path)) else ZarrStorageWriter
+    kind = HDF5StorageWriter if is_hdf5(place_of(path)) else ZarrStorageWriter
     return kind(path, **options)
 
 
-def storage_reader(path: Path, **options: Any) -> DcpReader:  # noqa: ANN401
+def storage_reader(path: AnyPath, **options: Any) -> DcpReader:  # noqa: ANN401
     """Return the reader for a path, by its suffix; options are those of the reader.
 
     Raises
@@ -55,22 +52,22 @@ def storage_reader(path: Path, **options: Any) -> DcpReader:  # noqa: ANN401
         If no reader of this release reads what the suffix says.
     """
     _check_suffix(path)
-    kind = HDF5StorageReader if is_hdf5(local_path(path)) else ZarrStorageReader
+    kind = HDF5StorageReader if is_hdf5(place_of(path)) else ZarrStorageReader
     return kind(path, **options)
 
 
-def _check_suffix(path: Path) -> None:
-    name = os.fspath(path).lower().rstrip("/")
-    if name.endswith((".pt", ".safetensors")):
+def _check_suffix(path: AnyPath) -> None:
+    name = str(place_of(path))
+    if name.lower().rstrip("/").endswith((".pt", ".safetensors")):
         raise OptionError(
-            f"{os.fspath(path)!r} has the suffix of another format; dcp_zarr saves Zarr stores and "
+            f"{name!r} has the suffix of another format; dcp_zarr saves Zarr stores and "
             "HDF5 files. Choose a path that ends in .zarr, .zarr.zip or .h5."
         )
 
 
 def save(
     state_dict: dict[str, Any],
-    path: Path,
+    path: AnyPath,
     *,
     process_group: dist.ProcessGroup | None = None,
     compression: CompressionOption | Literal["default"] = "default",
@@ -95,7 +92,7 @@ def save(
     >>> import torch
     >>> _ = save({"w": torch.ones(4)}, "step-1.zarr")
     """
-    hdf5 = is_hdf5(local_path(path))
+    hdf5 = is_hdf5(place_of(path))
     if hdf5 and write_chunk_bytes != WRITE_CHUNK_BYTES:
         raise OptionError(
             "write_chunk_bytes is for Zarr stores: an HDF5 file holds read chunks one by one."
@@ -145,7 +142,7 @@ def _own_errors() -> Iterator[None]:
 
 
 def load(
-    path: Path,
+    path: AnyPath,
     pattern: str = "",
     *,
     flat: bool = False,
@@ -193,7 +190,7 @@ def load(
 
 def load_into(
     target: torch.nn.Module | MutableMapping[str, Any],
-    path: Path,
+    path: AnyPath,
     prefix: str = "",
     *,
     strict: bool = True,

@@ -26,6 +26,9 @@ Buffer = bytes | memoryview
 class Sink(Protocol):
     """Where one rank's bytes go during a save. Its methods are called from several threads."""
 
+    network_calls: int
+    """How many calls at once keep it busy, where each waits for a network; else 0."""
+
     def place(
         self,
         array: ArrayLayout,
@@ -171,6 +174,9 @@ class StoredObject(Protocol):
 class Source(Protocol):
     """A committed checkpoint, open for reading; safe to use from several threads."""
 
+    network_calls: int
+    """As of a `Sink`."""
+
     @property
     def where(self) -> str:
         """Path or address, for messages."""
@@ -191,6 +197,15 @@ class Source(Protocol):
         ------
         CorruptionError
             If it is missing, or its array's document is not the one that was saved.
+        """
+
+    def check_unchanged(self) -> None:
+        """Raise where what was read may be of two checkpoints; asked after reading.
+
+        Raises
+        ------
+        CorruptionError
+            If another save to the same place has begun.
         """
 
     def close(self) -> None:

@@ -14,11 +14,10 @@ from torch.futures import Future
 
 from dcp_zarr import coordinator, metadata_words, tensors
 from dcp_zarr.codecs import CompressionOption, CompressionRules
-from dcp_zarr.containers.by_path import allowed, is_hdf5, new_target
+from dcp_zarr.containers.by_path import allowed, is_hdf5, is_place, new_target, place_of
 from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import LayoutOptions
-from dcp_zarr.local_files import local_path
 from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
 from dcp_zarr.plan_words import FQN, Planned
 from dcp_zarr.rank_save import RankPlan, RankSave, rank_result
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
     from dcp_zarr.container import Target
+    from dcp_zarr.containers.by_path import AnyPath
     from dcp_zarr.slabs import Slab
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class DcpWriter(StorageWriter):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None,
+        path: AnyPath | None,
         *,
         compression: CompressionOption,
         overwrite: bool,
@@ -77,28 +77,28 @@ class DcpWriter(StorageWriter):
         self._target: Target | None = None
         self._plans: list[SavePlan] = []
         self._planned: Planned | None = None
-        self._path = None if path is None else local_path(path)
+        self._path = None if path is None else place_of(path)
         self._save_id = str(uuid.uuid4())
 
     @property
     def checkpoint_id(self) -> str | None:
         """Where the checkpoint goes."""
-        return self._path
+        return None if self._path is None else str(self._path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Say whether an id can be a path of this writer; DCP asks only its own writers."""
-        return "://" not in str(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save. Called on all ranks, or never."""
         if checkpoint_id is not None:
-            self._path = local_path(checkpoint_id)
+            self._path = place_of(checkpoint_id)
         self._save_id = str(uuid.uuid4())
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what DCP records of the storage. Called on all ranks."""
-        return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ANN401
         """Refuse what cannot be saved rightly. Called on all ranks.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
-from dcp_zarr.errors import CorruptionError
+from dcp_zarr.errors import CorruptionError, StoreError
 from dcp_zarr.scratch import scratch
 from dcp_zarr.tasks import Limits, Part, in_order, tasks_of
 
@@ -99,6 +99,7 @@ def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable
     For each job's key the stored bytes, checksums included.
     """
     stored: dict[Hashable, int] = {}
+    limits = limits.waiting_for(sink.network_calls)
     tasks = tasks_of(jobs, lambda job: job.read_chunks, limits.task_bytes)
     work = partial(_write_task, sink=sink)
     for parts, sizes in in_order(tasks, work, limits.thread_count):
@@ -116,22 +117,26 @@ def read(jobs: Iterable[ReadJob], source: Source, limits: Limits) -> Iterator[Re
         If a read chunk is missing or its checksum does not hold; what else it names is the tensor
         and the region.
     """
+    limits = limits.waiting_for(source.network_calls)
     # Values go straight to where they belong, so a task may be larger than one that holds its own.
     task_bytes = 2 * limits.task_bytes
     tasks = tasks_of(jobs, lambda job: job.array.read_grid.touched(job.region), task_bytes)
     work = partial(_read_task, source=source)
     for parts, _ in in_order(tasks, work, limits.thread_count):
         yield from (part.job for part in parts if part.last)
+    source.check_unchanged()
 
 
 def check(
     jobs: Iterable[CheckJob], source: Source, limits: Limits
 ) -> Iterator[tuple[CheckJob, Exception]]:
     """Read all stored read chunks of write chunks; yield those write chunks that are damaged."""
+    limits = limits.waiting_for(source.network_calls)
     tasks = tasks_of(jobs, lambda job: job.array.read_chunks_of(job.write_chunk), limits.task_bytes)
     work = partial(_check_task, source=source)
     for _, damage in in_order(tasks, work, limits.thread_count):
         yield from damage
+    source.check_unchanged()
 
 
 def _check_task(parts: list[Part[CheckJob]], source: Source) -> list[tuple[CheckJob, Exception]]:
@@ -140,6 +145,8 @@ def _check_task(parts: list[Part[CheckJob]], source: Source) -> list[tuple[Check
         try:
             for _ in stored_read_chunks(part, source):
                 pass
+        except StoreError:
+            raise
         except (CorruptionError, OSError) as error:
             damage.append((part.job, error))
     return damage
@@ -210,7 +217,8 @@ def _read_task(parts: list[Part[ReadJob]], source: Source) -> None:
                     _fill(job, run, stored, destination)
         except (CorruptionError, OSError) as error:
             fqn, region = job.array.fqn, str(job.region)
-            raise CorruptionError(
+            kind = StoreError if isinstance(error, StoreError) else CorruptionError
+            raise kind(
                 f"Tensor {fqn!r} {region} in {source.where!r} cannot be read: {error}",
                 fqn=fqn,
                 region=region,

@@ -13,6 +13,7 @@ The tree, by what a caller would do about it::
     ├── TensorMismatchError (ValueError)       fix the model: size, dtype or kind differ
     ├── UnsupportedTensorError (TypeError)     convert or drop the tensor
     ├── UnsafeObjectError (ValueError)         trust the checkpoint, or do without the object
+    ├── StoreError (OSError)                   an object store refuses or fails: see why
     ├── LayoutError (ValueError)               the plan's regions do not tile a tensor
     └── SaveError (RuntimeError)               the save was given up; what was there before still is
 
@@ -32,6 +33,7 @@ __all__ = [
     "LayoutError",
     "OptionError",
     "SaveError",
+    "StoreError",
     "TensorMismatchError",
     "TensorNotFoundError",
     "UnsafeObjectError",
@@ -114,6 +116,10 @@ class UnsupportedTensorError(DcpZarrError, TypeError):
 
 class UnsafeObjectError(DcpZarrError, ValueError):
     """Unpickling an object could run code."""
+
+
+class StoreError(DcpZarrError, OSError):
+    """An object store refused a request, or failed, after all tries."""
 
 
 class LayoutError(DcpZarrError, ValueError):

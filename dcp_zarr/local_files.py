@@ -29,14 +29,14 @@ def local_path(path: str | bytes | os.PathLike[str]) -> str:
     Raises
     ------
     OptionError
-        If it is empty, or an address of an object store.
+        If it is empty, or an address.
     """
     text = os.fsdecode(path)
     if not text:
         raise OptionError("The path is empty; give a path that ends in .zarr.")
     # A Path has lost one of the slashes.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise OptionError(f"{text!r} is not a local path, and dcp_zarr knows local paths only.")
+        raise OptionError(f"{text!r} is not a local path, as is needed here.")
     return text
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from dcp_zarr.checkpoint import Checkpoint
-from dcp_zarr.containers.by_path import open_source
+from dcp_zarr.containers.by_path import open_source, place_of
 from dcp_zarr.errors import CheckpointNotFoundError, IncompleteCheckpointError
-from dcp_zarr.local_files import local_path
+
+if TYPE_CHECKING:
+    from dcp_zarr.containers.by_path import AnyPath
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: AnyPath) -> Checkpoint:
     """Open a checkpoint to look at it or to read parts. No process group, no torch.
 
     Only the schema is read.
@@ -19,14 +21,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Parameters
     ----------
     path
-        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file. Or of what
-        others did: a directory of torch's DCP, a file of ``torch.save``, a safetensors file or a
-        directory of them; nothing in these is run, and they have no checksums.
+        Path of what dcp_zarr saved: a ``.zarr`` directory, a zip file or an HDF5 file; the URL of
+        an object store, ``s3://``, ``gs://``, ``az://`` or ``https://``; or a store itself. Or of
+        what others did: a directory of torch's DCP, a file of ``torch.save``, a safetensors file or
+        a directory of them; nothing in these is run, and they have no checksums.
 
     Raises
     ------
     CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
         If there is none that can be read.
+    StoreError
+        If an object store refuses or fails.
     UnsupportedTensorError
         If it holds a tensor of a dtype that torch does not have.
 
@@ -38,11 +43,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     >>> checkpoint["model.w"][1]
     tensor([3., 4., 5.])
     """
-    return Checkpoint(open_source(local_path(path)))
+    return Checkpoint(open_source(place_of(path)))
 
 
 def opened(
-    checkpoint: Checkpoint | str | os.PathLike[str],
+    checkpoint: Checkpoint | AnyPath,
 ) -> AbstractContextManager[Checkpoint]:
     """Return a checkpoint for a while: one that is open stays open, one at a path is closed."""
     return (
@@ -52,7 +57,7 @@ def opened(
     )
 
 
-def is_complete(path: str | os.PathLike[str]) -> bool:
+def is_complete(path: AnyPath) -> bool:
     """Say whether a committed checkpoint stands at a path; its values are not read.
 
     Raises

@@ -19,9 +19,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from dcp_zarr import engine, metadata_words, tensors
-from dcp_zarr.containers.by_path import open_source
+from dcp_zarr.containers.by_path import is_place, open_source, place_of
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
-from dcp_zarr.local_files import local_path
 from dcp_zarr.objects import read_objects
 from dcp_zarr.region import Grid, Region, coordinates
 from dcp_zarr.tasks import Limits, check_count
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dcp_zarr.container import Source
+    from dcp_zarr.containers.by_path import AnyPath
     from dcp_zarr.schema import TensorEntry
 
 logger = logging.getLogger(__name__)
@@ -54,13 +54,13 @@ class DcpReader(StorageReader):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: AnyPath | None = None,
         *,
         allow_cast: bool = False,
         thread_count: int | None = None,
     ) -> None:
         super().__init__()
-        self._path = None if path is None else local_path(path)
+        self._path = None if path is None else place_of(path)
         if thread_count is not None:
             check_count("thread_count", thread_count)
         self._allow_cast = allow_cast
@@ -75,17 +75,17 @@ class DcpReader(StorageReader):
     @property
     def checkpoint_id(self) -> str | None:
         """Where the checkpoint is."""
-        return self._path
+        return None if self._path is None else str(self._path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Say whether an id can be a path of this reader; DCP asks only its own readers."""
-        return "://" not in str(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load. Called on all ranks, or never."""
         if checkpoint_id is not None:
-            self._path = local_path(checkpoint_id)
+            self._path = place_of(checkpoint_id)
         self._source = None
         self._load_id = str(uuid.uuid4())
 
@@ -113,7 +113,7 @@ class DcpReader(StorageReader):
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what DCP records of the storage."""
-        return StorageMeta(checkpoint_id=self._path, load_id=self._load_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, load_id=self._load_id)
 
     def set_up_storage_reader(
         self,
@@ -164,7 +164,7 @@ class DcpReader(StorageReader):
             raise CorruptionError(
                 f"{self._path!r} was replaced while it was being loaded: ranks see different "
                 "saves. Load it again.",
-                path=self._path,
+                path=self.checkpoint_id,
             )
         self._read_objects(plan, planner, source)
         jobs = self._jobs(
@@ -225,7 +225,7 @@ class DcpReader(StorageReader):
                 "one. Load into a tensor of its own, such as target.clone().",
                 fqn=entry.fqn,
             )
-        check_cast(entry, target.dtype, allow_cast=self._allow_cast, where=self._path)
+        check_cast(entry, target.dtype, allow_cast=self._allow_cast, where=self.checkpoint_id)
 
 
 class ZarrStorageReader(DcpReader):

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dcp_zarr.errors import OptionError
@@ -46,11 +46,18 @@ class Limits:
     """Worker threads; none: the thread that asks does the work, as where it is a worker itself."""
     memory_budget_bytes: int = MEMORY_BUDGET_BYTES
     """Bytes of values and of encoded read chunks under way; one read chunk a thread at least."""
+    is_default: bool = False
+    """Whether nobody asked for that number of threads."""
 
     @classmethod
     def of(cls, thread_count: int | None, memory_budget_bytes: int = MEMORY_BUDGET_BYTES) -> Limits:
         """Return the limits; without a number of threads, this process' share of the cores."""
-        return cls(thread_count or default_thread_count(), memory_budget_bytes)
+        is_default = thread_count is None
+        return cls(thread_count or default_thread_count(), memory_budget_bytes, is_default)
+
+    def waiting_for(self, calls: int) -> Limits:
+        """Return the limits where threads wait for so many calls at once, rather than work."""
+        return replace(self, thread_count=max(self.thread_count, calls if self.is_default else 0))
 
     @property
     def task_bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from dcp_zarr.dcp_writer import DcpWriter
@@ -11,6 +10,7 @@ from dcp_zarr.tasks import MEMORY_BUDGET_BYTES
 
 if TYPE_CHECKING:
     from dcp_zarr.codecs import CompressionOption
+    from dcp_zarr.containers.by_path import AnyPath
 
 
 class ZarrStorageWriter(DcpWriter):
@@ -20,22 +20,25 @@ class ZarrStorageWriter(DcpWriter):
     ----------
     path
         Where the checkpoint shall stand, on a file system that all ranks share: a directory, or
-        one zip file where it ends in ``.zip``. May be left out where `dcp.save` is given a
-        ``checkpoint_id``.
+        one zip file where it ends in ``.zip``. Or the URL of an object store (``s3://``, ``gs://``,
+        ``az://``), or a store of obstore or zarr itself. May be left out where `dcp.save` is given
+        a ``checkpoint_id``.
     compression
         ``"fast"``, ``"small"``, None, a numcodecs Blosc, Zstd or GZip, or a mapping from FQN
         patterns to those; the first pattern that matches holds.
     overwrite
-        Whether a dcp_zarr checkpoint at the path may be replaced. Anything else never is.
+        Whether a dcp_zarr checkpoint at the path may be replaced. Anything else never is. In an
+        object store it is deleted first.
     thread_count
-        Worker threads of this rank; by default its share of the cores.
+        Worker threads of this rank; by default its share of the cores, and 15 with an object store.
     memory_budget_bytes
         Memory for values and encoded bytes under way on this rank, beyond the state itself.
     read_chunk_bytes
         Wanted size of the smallest part that can be read alone, uncompressed.
     write_chunk_bytes
         Largest size of one stored object, uncompressed. An object that ranks share may be larger;
-        one in a zip file is at most 8 MiB, and at most a thirty-second of the memory budget.
+        one in a zip file or store is at most 8 MiB, and at most a thirty-second of the memory
+        budget.
     sync_files
         Make everything durable (fsync) before the checkpoint becomes visible.
     dtype_encoding
@@ -61,7 +64,7 @@ class ZarrStorageWriter(DcpWriter):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: AnyPath | None = None,
         *,
         compression: CompressionOption = "fast",
         overwrite: bool = True,
@@ -134,7 +137,7 @@ class HDF5StorageWriter(DcpWriter):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: AnyPath | None = None,
         *,
         compression: CompressionOption = "small",
         overwrite: bool = True,

@@ -68,6 +68,8 @@ class DirectorySink:
     """Group rank."""
     sync: bool
     """Whether objects are made durable as they are completed."""
+    network_calls: int = field(default=0, init=False)
+    """None of its calls waits for a network."""
     _staging: Staging = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _directories: set[str] = field(default_factory=set)

@@ -28,6 +28,7 @@ class LocalSource:
         The path as it was given, for messages.
     """
 
+    network_calls = 0
     _schema: Schema
     _fd = -1
     """Descriptor of the directory or file, while it is open."""
@@ -62,6 +63,9 @@ class LocalSource:
             return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except FileNotFoundError:
             return True
+
+    def check_unchanged(self) -> None:
+        """Do nothing: the checkpoint is held by a descriptor."""
 
     def close(self) -> None:
         """Close the directory or file."""

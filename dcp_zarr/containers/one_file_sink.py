@@ -30,6 +30,8 @@ class OneFileSink(ABC):
         Whether what is written is made durable on closing.
     """
 
+    network_calls = 0
+
     def __init__(self, root: int, name: str, rank: int, *, sync: bool) -> None:
         self._root = root
         self._staging = Staging(root, rank)

@@ -22,47 +22,21 @@ if TYPE_CHECKING:
 
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
+    from dcp_zarr.schema import Schema
 
 
-class ZarrSource(LocalSource, ABC):
-    """A committed Zarr store.
+class ZarrDocuments(ABC):
+    """The documents of a committed Zarr store."""
 
-    Parameters
-    ----------
-    path
-        Path of the checkpoint, with links resolved.
-    where
-        The path as it was given, for messages.
-    """
-
-    def __init__(self, path: str, where: str) -> None:
-        super().__init__(path, where)
-        self._checked: set[str] = set()
+    _schema: Schema
 
     @abstractmethod
     def _read(self, key: str) -> bytes:
         """Return a whole object; raise FileNotFoundError where there is none."""
 
     @abstractmethod
-    def _open(self, key: str) -> AbstractContextManager[FileRange]:
-        """Open an object; raise FileNotFoundError where there is none."""
-
-    @contextmanager
-    def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_StoredObject]:
-        """Open a write chunk's object, and read its index."""
-        if array.path not in self._checked:
-            self._check_document(array.path, self._schema.documents[array.path])
-            self._checked.add(array.path)
-        key = zarr_format.object_path(array, write_chunk)
-        try:
-            opened = self._open(key)
-            extent = opened.__enter__()
-        except FileNotFoundError as error:
-            raise self._missing(key) from error
-        try:
-            yield _StoredObject.open(extent, key, array)
-        finally:
-            opened.__exit__(None, None, None)
+    def _is_replaced(self) -> bool:
+        """Say whether another checkpoint, or none, stands there now."""
 
     def damaged_documents(self) -> Iterator[str]:
         """Describe each document that is missing or not the one that was saved."""
@@ -87,6 +61,43 @@ class ZarrSource(LocalSource, ABC):
             raise self._missing(key) from error
         if found != digest:
             raise CorruptionError(f"{key!r} was changed after the save.")
+
+
+class ZarrSource(LocalSource, ZarrDocuments):
+    """A committed Zarr store in files.
+
+    Parameters
+    ----------
+    path
+        Path of the checkpoint, with links resolved.
+    where
+        The path as it was given, for messages.
+    """
+
+    def __init__(self, path: str, where: str) -> None:
+        super().__init__(path, where)
+        self._checked: set[str] = set()
+
+    @abstractmethod
+    def _open(self, key: str) -> AbstractContextManager[FileRange]:
+        """Open an object; raise FileNotFoundError where there is none."""
+
+    @contextmanager
+    def open_object(self, array: ArrayLayout, write_chunk: Shape) -> Iterator[_StoredObject]:
+        """Open a write chunk's object, and read its index."""
+        if array.path not in self._checked:
+            self._check_document(array.path, self._schema.documents[array.path])
+            self._checked.add(array.path)
+        key = zarr_format.object_path(array, write_chunk)
+        try:
+            opened = self._open(key)
+            extent = opened.__enter__()
+        except FileNotFoundError as error:
+            raise self._missing(key) from error
+        try:
+            yield _StoredObject.open(extent, key, array)
+        finally:
+            opened.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)

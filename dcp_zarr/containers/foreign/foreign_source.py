@@ -116,6 +116,8 @@ class ForeignSource:
         As in `Schema`.
     """
 
+    network_calls = 0
+
     def __init__(
         self,
         where: str,
@@ -197,6 +199,9 @@ class ForeignSource:
         found = _identity(status)
         if self._seen.setdefault(path, found) != found:
             raise CorruptionError(f"{path!r} was replaced after it was opened; open it again.")
+
+    def check_unchanged(self) -> None:
+        """Do nothing: each file is looked at as it is opened."""
 
     def close(self) -> None:
         """Let nothing more be read."""
