@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 
 import pytest
 from hypothesis import settings
@@ -29,6 +30,41 @@ def _in_temporary_directory(tmp_path, monkeypatch):
 @pytest.fixture(params=["x.zarr", "x.zarr.zip", "x.h5"])
 def path(request):
     """Return where to save a checkpoint: one path for each container."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def _s3_server():
+    from tests.s3_server import Server
+
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(_s3_server, monkeypatch):
+    """Return a server of S3's API, which the environment leads to."""
+    for name, value in _s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    _s3_server.requests()
+    return _s3_server
+
+
+@pytest.fixture(params=["x.zarr", "x.zarr.zip", "x.h5", "s3", "obstore", "zarr"])
+def place(request, tmp_path):
+    """Return where to save a checkpoint, in any container: also where there are no files."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return f"s3://bucket/{uuid.uuid4().hex}/x.zarr"
+    if request.param == "obstore":
+        from obstore.store import LocalStore
+
+        return LocalStore(tmp_path / "store", mkdir=True)
+    if request.param == "zarr":
+        from zarr.storage import LocalStore
+
+        return LocalStore(tmp_path / "store")
     return request.param
 
 

@@ -60,53 +60,53 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize("compression", [None, "fast", "small", numcodecs.GZip(1)])
 @pytest.mark.parametrize("budget", [1, 256 << 20])
-def test_what_was_saved_comes_back(path, compression, budget):
+def test_what_was_saved_comes_back(place, compression, budget):
     whole, states = mixed_state()
     options = {"read_chunk_bytes": 20_000, "memory_budget_bytes": budget}
-    save(path, states, compression=compression, **options)
-    assert_equal(dcp_zarr.load(path, flat=True, weights_only=False), whole)
-    assert dcp_zarr.open_checkpoint(path).verify() == []
-    assert dcp_zarr.is_complete(path)
-    assert os.listdir() == [path]
+    save(place, states, compression=compression, **options)
+    assert_equal(dcp_zarr.load(place, flat=True, weights_only=False), whole)
+    assert dcp_zarr.open_checkpoint(place).verify() == []
+    assert dcp_zarr.is_complete(place)
+    assert os.listdir() in ([], ["store"], [place])
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_bit_pattern_of_a_dtype_survives(path, name):
+def test_every_bit_pattern_of_a_dtype_survives(place, name):
     source = every_pattern(name)
-    save(path, [{"w": part} for part in parts(source, (3, 1))])
-    np.testing.assert_array_equal(tensors.bits(dcp_zarr.load(path)["w"]), tensors.bits(source))
+    save(place, [{"w": part} for part in parts(source, (3, 1))])
+    np.testing.assert_array_equal(tensors.bits(dcp_zarr.load(place)["w"]), tensors.bits(source))
 
 
 @pytest.mark.parametrize("shape", [(10, 3), (7, 5), (3, 1), (2, 2), (1, 9), (0, 4), (13,), (97, 2)])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 5), (3, 2), (5, 1), (4, 4)])
-def test_any_number_of_ranks_loads_what_any_number_saved(path, shape, before, after):
+def test_any_number_of_ranks_loads_what_any_number_saved(place, shape, before, after):
     whole = torch.arange(float(np.prod(shape))).reshape(shape)
     rest = (1,) * (len(shape) - 1)
-    save(path, [{"w": part} for part in parts(whole, (before, *rest))])
+    save(place, [{"w": part} for part in parts(whole, (before, *rest))])
     target = torch.zeros(shape)
     boxes = grid(shape, (after, *rest))
     states = [{"w": Part(target, box)} for box in boxes]
-    ranks.load(dcp_zarr.storage_reader(path), states)
+    ranks.load(dcp_zarr.storage_reader(place), states)
     assert torch.equal(target, whole)
 
 
-def test_metadata_is_what_the_save_returned(path):
+def test_metadata_is_what_the_save_returned(place):
     _, states = mixed_state()
-    saved = save(path, states)
-    read = dcp_zarr.storage_reader(path).read_metadata()
+    saved = save(place, states)
+    read = dcp_zarr.storage_reader(place).read_metadata()
     assert read.state_dict_metadata == saved.state_dict_metadata
     assert (read.planner_data, read.storage_meta) == (saved.planner_data, saved.storage_meta)
 
 
-def test_an_overwritten_checkpoint_leaves_nothing_behind(path):
+def test_an_overwritten_checkpoint_leaves_nothing_behind(place):
     whole, states = mixed_state()
-    save(path, states)
-    dcp_zarr.save({"w": torch.zeros(5)}, path)
-    assert_equal(dcp_zarr.load(path), {"w": torch.zeros(5)})
-    save(path, states)
-    assert_equal(dcp_zarr.load(path, flat=True, weights_only=False), whole)
+    save(place, states)
+    dcp_zarr.save({"w": torch.zeros(5)}, place)
+    assert_equal(dcp_zarr.load(place), {"w": torch.zeros(5)})
+    save(place, states)
+    assert_equal(dcp_zarr.load(place, flat=True, weights_only=False), whole)
     with pytest.raises(dcp_zarr.CheckpointExistsError, match="already exists"):
-        dcp_zarr.save({"w": torch.zeros(5)}, path, overwrite=False)
+        dcp_zarr.save({"w": torch.zeros(5)}, place, overwrite=False)
 
 
 def test_what_is_not_ours_is_never_replaced(path):
@@ -119,20 +119,20 @@ def test_what_is_not_ours_is_never_replaced(path):
         shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
 
 
-def test_an_open_checkpoint_stays_the_one_that_was_opened(path):
-    dcp_zarr.save({"w": torch.ones(500)}, path)
-    with dcp_zarr.open_checkpoint(path) as opened:
-        dcp_zarr.save({"w": torch.zeros(500)}, path)
-        if path.endswith((".zip", ".h5")):
+def test_an_open_checkpoint_stays_the_one_that_was_opened(place):
+    dcp_zarr.save({"w": torch.ones(500)}, place)
+    with dcp_zarr.open_checkpoint(place) as opened:
+        dcp_zarr.save({"w": torch.zeros(500)}, place)
+        if str(place).endswith((".zip", ".h5")):
             assert (np.asarray(opened["w"]) == 1).all()
-        else:  # the old directory is removed
+        else:  # the old objects are removed
             with pytest.raises(dcp_zarr.CorruptionError, match="was replaced while it was read"):
                 np.asarray(opened["w"])
 
 
-def test_an_opened_checkpoint_can_be_pickled(path):
-    dcp_zarr.save({"w": torch.arange(5)}, path)
-    with dcp_zarr.open_checkpoint(path) as opened:
+def test_an_opened_checkpoint_can_be_pickled(place):
+    dcp_zarr.save({"w": torch.arange(5)}, place)
+    with dcp_zarr.open_checkpoint(place) as opened:
         copied = pickle.loads(pickle.dumps(opened["w"]))
     assert np.asarray(copied).tolist() == [0, 1, 2, 3, 4]
 
@@ -188,12 +188,12 @@ def test_a_copy_is_exact(path, how):
     assert_equal(dcp_zarr.load(copy, flat=True, weights_only=False), whole)
 
 
-def test_two_jobs_on_one_path_never_mix(path):
-    dcp_zarr.save({"w": torch.zeros(5)}, path)
+def test_two_jobs_on_one_path_never_mix(place):
+    dcp_zarr.save({"w": torch.zeros(5)}, place)
 
     def begin(value):
         states = [{"w": part} for part in parts(torch.full((600, 50), value), (2, 1))]
-        writers = [dcp_zarr.storage_writer(path) for _ in states]
+        writers = [dcp_zarr.storage_writer(place) for _ in states]
         planners, plans, metadata = ranks.plan(writers, states)
         return lambda: writers[0].finish(
             metadata,
@@ -209,7 +209,10 @@ def test_two_jobs_on_one_path_never_mix(path):
             finish()
         except (dcp_zarr.SaveError, FileNotFoundError):
             continue
-    assert len(dcp_zarr.load(path)["w"].unique()) == 1
+    if dcp_zarr.is_complete(place):
+        assert len(dcp_zarr.load(place)["w"].unique()) == 1
+    else:  # a store has nothing to fall back on
+        assert not isinstance(place, str) or "://" in place
 
 
 def planned(path, value, count):
@@ -220,9 +223,9 @@ def planned(path, value, count):
 
 
 @pytest.mark.parametrize("late", [2, 4])
-def test_a_late_rank_of_a_dead_job_changes_no_byte_of_the_next(path, late):
-    writers, planners, plans, _ = planned(path, 1.0, late)
-    others, their_planners, their_plans, metadata = planned(path, 2.0, 2)
+def test_a_late_rank_of_a_dead_job_changes_no_byte_of_the_next(place, late):
+    writers, planners, plans, _ = planned(place, 1.0, late)
+    others, their_planners, their_plans, metadata = planned(place, 2.0, 2)
     results = [
         w.write_data(plan, planner).wait()
         for w, plan, planner in zip(others, their_plans, their_planners, strict=True)
@@ -230,13 +233,13 @@ def test_a_late_rank_of_a_dead_job_changes_no_byte_of_the_next(path, late):
     with pytest.raises(dcp_zarr.SaveError, match="one path from one job at a time|two jobs are"):
         writers[-1].write_data(plans[-1], planners[-1])
     others[0].finish(metadata, results)
-    assert (dcp_zarr.load(path)["w"] == 2).all()
-    assert dcp_zarr.open_checkpoint(path).verify() == []
+    assert (dcp_zarr.load(place)["w"] == 2).all()
+    assert dcp_zarr.open_checkpoint(place).verify() == []
 
 
-def test_an_early_rank_of_a_dead_job_makes_the_next_fail(path):
-    writers, planners, plans, _ = planned(path, 1.0, 2)
-    others, their_planners, their_plans, _ = planned(path, 2.0, 2)
+def test_an_early_rank_of_a_dead_job_makes_the_next_fail(place):
+    writers, planners, plans, _ = planned(place, 1.0, 2)
+    others, their_planners, their_plans, _ = planned(place, 2.0, 2)
     writers[1].write_data(plans[1], planners[1])
     with pytest.raises(dcp_zarr.SaveError, match="two jobs are saving to one path"):
         others[1].write_data(their_plans[1], their_planners[1])
@@ -295,11 +298,11 @@ def test_a_pipe_is_no_checkpoint_and_is_left_alone(path):
         dcp_zarr.save({"w": torch.ones(3)}, path)
 
 
-def test_a_tensor_may_have_as_many_axes_as_the_container_knows(path):
-    most = 32 if path.endswith(".h5") else 64
+def test_a_tensor_may_have_as_many_axes_as_the_container_knows(place):
+    most = 32 if place == "x.h5" else 64
     whole = torch.arange(70_000).reshape((1,) * (most - 1) + (-1,))
-    dcp_zarr.save({"w": whole}, path, compression=None)
-    assert torch.equal(dcp_zarr.load(path)["w"], whole)
+    dcp_zarr.save({"w": whole}, place, compression=None)
+    assert torch.equal(dcp_zarr.load(place)["w"], whole)
 
 
 def test_few_open_files_are_enough(path):

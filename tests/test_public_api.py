@@ -64,7 +64,8 @@ def test_a_writer_is_true_picklable_and_no_stager():
         assert not isinstance(made, AsyncStager)
         assert pickle.loads(pickle.dumps(made)).checkpoint_id == made.checkpoint_id
         assert type(made).validate_checkpoint_id("x.zarr")
-        assert not type(made).validate_checkpoint_id("s3://bucket/x.zarr")
+        assert type(made).validate_checkpoint_id("s3://bucket/x.zarr")
+        assert not type(made).validate_checkpoint_id("hdfs://host/x.zarr")
 
 
 def test_a_reader_pickles_after_it_was_used():
@@ -88,7 +89,8 @@ def test_a_reader_pickles_after_it_was_used():
             {"read_chunk_bytes": 1.5},
             "read_chunk_bytes=1.5 is not a whole number of at least 1 and at",
         ),
-        ({"path": "s3://b/x.zarr"}, "'s3://b/x.zarr' is not a local path"),
+        ({"path": "hdfs://b/x.zarr"}, "its scheme is s3, gs, az, https or file"),
+        ({"path": "s3://"}, "'s3://' is no address of a checkpoint"),
         ({"path": Path("s3://b/x.zarr")}, "'s3:/b/x.zarr' is not a local path"),
         ({"path": ""}, "The path is empty"),
     ],
