@@ -21,7 +21,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, Fsspec
 import dcp_zarr
 from tests.s3_server import Server
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 def state(count: int, rows: int) -> dict[str, torch.Tensor]:
@@ -36,8 +36,8 @@ def main() -> None:
     os.environ.update(server.environment)
     try:
         for name, saved in {
-            "8 tensors of 32 MB": state(8, 4096),
-            "400 tensors of 64 KB": state(400, 8),
+            "4 tensors of 32 MB": state(4, 4096),
+            "200 tensors of 64 KB": state(200, 8),
         }.items():
             compare(name, saved, server)
     finally:
@@ -79,7 +79,8 @@ def compare(name: str, saved: dict[str, torch.Tensor], server: Server) -> None:
             ratio = statistics.median(seconds["fsspec", act]) / statistics.median(of_kind)
             print(
                 f"{name}, {act}, {kind}: {statistics.median(of_kind):.3f} s ({min(of_kind):.3f} to "
-                f"{max(of_kind):.3f}), {ratio:.2f} x fsspec, {dict(requests[kind, act])}"
+                f"{max(of_kind):.3f}), {ratio:.2f} x fsspec, {dict(requests[kind, act])}",
+                flush=True,
             )
 
 

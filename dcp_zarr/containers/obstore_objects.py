@@ -128,7 +128,7 @@ class ObstoreObjects:
         """Return parts of an object; each is one request, and some run at once."""
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         with self._calling("Reading", key):
-            found = obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=0)
+            found = obstore.get_ranges(self._store, key, starts=starts, ends=ends)
         return [memoryview(part) for part in found]
 
     def is_unchanged(self, key: str, content: Content) -> bool:
