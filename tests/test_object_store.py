@@ -7,7 +7,10 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import obstore
@@ -242,6 +245,22 @@ def test_https_reads_and_does_not_write(s3):
         assert checkpoint.verify() == []
     with pytest.raises(dcp_zarr.OptionError, match="can be read, but not written"):
         dcp_zarr.save({"w": torch.ones(3)}, address)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+def test_a_web_server_that_knows_no_ranges_serves_a_directory(tmp_path):
+    saved = torch.arange(600_000.0).reshape(600, 1000)
+    dcp_zarr.save({"w": saved}, "x.zarr", compression=None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with dcp_zarr.open_checkpoint(f"http://127.0.0.1:{server.server_port}/x.zarr/") as opened:
+            assert np.array_equal(opened["w"].numpy(slice(3, 5)), saved[3:5].numpy())
+            assert np.array_equal(np.asarray(opened["w"]), saved.numpy())
+        server.shutdown()
 
 
 def test_the_command_line_reads_a_store(s3):
