@@ -44,8 +44,8 @@ class DcpReader(StorageReader):
     Parameters
     ----------
     path
-        Where the checkpoint stands. May be left out where `dcp.load` is given a
-        ``checkpoint_id``.
+        Where the checkpoint stands, or the store that holds it. May be left out where `dcp.load` is
+        given a ``checkpoint_id``.
     allow_cast
         Whether values may be rounded into a narrower dtype. Widening is always allowed.
     thread_count

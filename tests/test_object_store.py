@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import dcp_zarr
+from dcp_zarr.containers.by_path import new_target
 from dcp_zarr.containers.object_store import ranges_of
 from tests import processes, ranks
 from tests.ranks import parts
@@ -206,6 +207,25 @@ def test_a_save_whose_place_is_taken_never_commits(s3):
     with pytest.raises(dcp_zarr.SaveError, match="began while this one was writing"):
         writers[0].finish(metadata, results)
     assert not dcp_zarr.is_complete(URL)
+
+
+def test_a_straggler_that_had_begun_replaces_no_piece_of_the_next_save(s3):
+    states = two_halves(torch.ones(401, 7))
+    dead = [dcp_zarr.storage_writer(URL) for _ in states]
+    ranks.plan(dead, states)
+    straggler = new_target(URL, hdf5=False, overwrite=True, sync=True).open_sink(1, None)
+    straggler.stage("pieces", 0, [b"of another save"])
+    writers = [dcp_zarr.storage_writer(URL) for _ in states]
+    planners, plans, metadata = ranks.plan(writers, states)
+    results = [
+        writer.write_data(plan, planner).wait()
+        for writer, plan, planner in zip(writers, plans, planners, strict=True)
+    ]
+    assert any(".partial/1.pieces.0" in key for key in keys())
+    with pytest.raises(dcp_zarr.SaveError, match="'.partial/1.pieces.0' exists already.*two jobs"):
+        straggler.close()
+    writers[0].finish(metadata, results)
+    assert (dcp_zarr.load(URL)["w"] == 1).all()
 
 
 def test_a_rank_that_sees_another_store_is_named(s3, monkeypatch):

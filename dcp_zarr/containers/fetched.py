@@ -38,9 +38,9 @@ class Fetched(Generic[Value]):
             try:
                 future.set_result(fetch())
             except BaseException as error:  # noqa: BLE001  told to all who wait for it
-                future.set_exception(error)
                 with self._lock:
                     del self._values[key]
+                future.set_exception(error)
             else:
                 self._trim()
         return future.result()

@@ -97,12 +97,12 @@ class ObjectStoreSink:
                 if staged.filled < STAGED_BYTES:
                     continue
                 del self._staged[staged_key(self._rank, name, number)]
-            self._store.write(staged_key(self._rank, name, number), [memoryview(staged.content)])
+            self._put_new(staged_key(self._rank, name, number), [memoryview(staged.content)])
 
     def close(self) -> None:
         """Write what is staged; all else was durable when its request was answered."""
         for key, staged in self._staged.items():
-            self._store.write(key, [memoryview(staged.content)])
+            self._put_new(key, [memoryview(staged.content)])
         self._staged.clear()
 
 

@@ -150,7 +150,7 @@ class ObstoreObjects:
         return False
 
     def write(self, key: str, buffers: Sequence[Buffer]) -> None:
-        """Write an object, in parts where it is large."""
+        """Write an object, whatever stands there."""
         with self._calling("Writing", key):
             obstore.put(self._store, key, b"".join(buffers))
 
