@@ -296,6 +296,12 @@ def test_files_of_one_piece_are_refused_in_a_store(place):
             act(place) if act is dcp_zarr.open_checkpoint else act()
 
 
+def test_an_hdf5_writer_takes_no_store():
+    writer = dcp_zarr.HDF5StorageWriter(MemoryStore())
+    with pytest.raises(dcp.CheckpointException, match="in an object store a checkpoint is a Zarr"):
+        dcp.save({"w": torch.ones(1)}, storage_writer=writer, no_dist=True)
+
+
 def test_a_file_url_is_a_path(tmp_path):
     dcp_zarr.save({"w": torch.ones(3)}, f"file://{tmp_path}/a%20b.zarr")
     assert dcp_zarr.load(tmp_path / "a b.zarr")["w"].tolist() == [1, 1, 1]

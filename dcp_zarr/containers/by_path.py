@@ -125,11 +125,11 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _check_kind(path: Place, *, hdf5: bool = False) -> None:
-    if isinstance(path, str) and (hdf5 or is_hdf5(path) or is_zip(path)):
+    if hdf5 or (isinstance(path, str) and (is_hdf5(path) or is_zip(path))):
         raise OptionError(
             f"{path!r}: in an object store a checkpoint is a Zarr store, with an object for each "
             "part. Give an address that ends in .zarr, or keep the file on a file system.",
-            path=path,
+            path=str(path),
         )
 
 
