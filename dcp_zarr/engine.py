@@ -9,7 +9,7 @@ where it is copied or encoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
+from dcp_zarr.encoding import encode, flat
 from dcp_zarr.errors import CorruptionError, StoreError
 from dcp_zarr.scratch import scratch
 from dcp_zarr.tasks import Limits, Part, in_order, tasks_of
@@ -174,35 +175,13 @@ def stored_read_chunks(
 def _write_task(parts: list[Part[WriteJob]], sink: Sink) -> list[int]:
     sizes = []
     for part in parts:
-        stored = [(c, encode_read_chunk(part.job, c)) for c in part.read_chunks]
+        job = part.job
+        stored = [(c, encode(job.array, job.codec, job.values, c)) for c in part.read_chunks]
         if stored:
             sink.place(part.job.array, part.write_chunk, stored, part.job.slab)
         sizes.append(sum(len(buffer) for _, buffers in stored for buffer in buffers))
         del stored  # may be the values themselves; they go before the next are resolved
     return sizes
-
-
-def encode_read_chunk(job: WriteJob, read_chunk: Shape) -> Sequence[Buffer]:
-    """Return the stored form of a read chunk: its encoded bytes and their crc32c.
-
-    What overhangs the tensor is filled with zeros.
-    """
-    array = job.array
-    box = array.read_grid.box(read_chunk)
-    values = job.values(box)
-    if box.sizes != array.read_chunk_shape:
-        padded = np.zeros(array.read_chunk_shape, values.dtype)
-        padded[tuple(slice(0, n) for n in box.sizes)] = values
-        values = padded
-    values = np.ascontiguousarray(values)
-    compressor = job.codec.compressor()
-    encoded = flat(values) if compressor is None else compressor.encode(values)
-    return [encoded, checksum(encoded)]
-
-
-def flat(values: NDArray[Any]) -> memoryview:
-    """Return the bytes of a C-contiguous array, without a copy."""
-    return values.reshape(-1).view("u1").data
 
 
 def _read_task(parts: list[Part[ReadJob]], source: Source) -> None:

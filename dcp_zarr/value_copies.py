@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dcp_zarr import engine
+from dcp_zarr.encoding import flat
 from dcp_zarr.local_files import write_all
 from dcp_zarr.region import Region, coordinates
 from dcp_zarr.tasks import Limits, in_order
@@ -88,7 +89,7 @@ def _copy(task: list[_Box], source: Source, fd: int) -> int:
         for box in task
     ]
     for job in engine.read(jobs, source, Limits(0)):
-        values, place = engine.flat(job.out), job.key
+        values, place = flat(job.out), job.key
         offsets = zip(job.region.offsets, place.region.offsets, strict=True)
         within = Region(tuple(at - first for at, first in offsets), job.region.sizes)
         starts, nbytes = _runs(within, place.region.sizes, job.array.itemsize)

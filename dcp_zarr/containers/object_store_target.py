@@ -27,6 +27,9 @@ from dcp_zarr.containers.object_store_sink import (
 from dcp_zarr.errors import CheckpointExistsError, SaveError, StoreError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dcp_zarr.containers.object_store import ObjectStore
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.region import Shape
@@ -187,7 +190,7 @@ class ObjectStoreTarget:
             path=self.where,
         )
 
-    def join(self, array: ArrayLayout, counts: Mapping[int, int]) -> None:
+    def join(self, array: ArrayLayout, counts: NDArray[np.int64]) -> None:
         """Do nothing: no object is shared."""
 
     def commit(self, schema: Schema) -> None:
