@@ -84,7 +84,7 @@ class SharedOut:
         items = (item for plan in plans for item in plan.items if item.index.fqn in shared)
         told: dict[str, list[ChunkStorageMetadata]] = {}
         for item in items:
-            told.setdefault(item.index.fqn, []).append(_data(item).chunk)
+            told.setdefault(item.index.fqn, []).append(_tensor_data(item).chunk)
         return cls(
             [
                 replace(plan, items=[item for item, _ in of_rank])
@@ -116,7 +116,7 @@ def _shares(item: WriteItem, holders: int) -> list[WriteItem]:
 
     The shares but the last are equal, and whole read chunks fit them.
     """
-    told = _data(item)
+    told = _tensor_data(item)
     offsets, sizes = told.chunk.offsets, told.chunk.sizes
     axis = next((axis for axis, length in enumerate(sizes) if length > 1), 0)
     most = min(holders, _nbytes(item) // MIN_SHARE_BYTES)
@@ -137,13 +137,13 @@ def _shares(item: WriteItem, holders: int) -> list[WriteItem]:
     return shares if len(shares) > 1 else []
 
 
-def _data(item: WriteItem) -> TensorWriteData:
+def _tensor_data(item: WriteItem) -> TensorWriteData:
     assert item.tensor_data is not None  # noqa: S101
     return item.tensor_data
 
 
 def _region(item: WriteItem) -> Region:
-    box = _data(item).chunk
+    box = _tensor_data(item).chunk
     return Region(tuple(box.offsets), tuple(box.sizes))
 
 
