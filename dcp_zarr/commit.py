@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from dcp_zarr.errors import SaveError
@@ -58,18 +59,31 @@ class LocalCommit:
         if self.old.exists() and not self.path.exists():
             self.old.rename(self.path)
 
-    def prepare(self) -> None:
+    def prepare(self, *, sync: bool) -> None:
         """Make the empty partial directory; what dead saves left is moved aside and removed.
 
         A straggler of such a save goes on writing into the directory that was moved.
+
+        Parameters
+        ----------
+        sync
+            Make durable what else a loss of power could undo: directories above the path, and the
+            swap of a save that died before that was, whose old checkpoint goes here.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in (self.partial, self._committing, self.old):
+        _make_directory(self.path.parent, sync=sync)
+        leftovers = [p for p in (self.partial, self._committing, self.old) if p.exists()]
+        if leftovers and sync:
+            sync_directory(self.path.parent)
+        for leftover in leftovers:
             self._move_aside(leftover)
-        for stale in self.path.parent.glob(f".{glob.escape(self.path.name)}.stale-*"):
+        for stale in self._stale():
             _remove(stale)
         self.staging.mkdir(parents=True)
         (self.staging / self._mark).touch(exist_ok=False)
+
+    def _stale(self) -> Iterator[Path]:
+        """Return what was moved aside."""
+        return self.path.parent.glob(f".{glob.escape(self.path.name)}.stale-*")
 
     def _move_aside(self, leftover: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -79,7 +93,7 @@ class LocalCommit:
         """Remove the partial directory, if it is still this save's."""
         if (self.staging / self._mark).exists():
             self._move_aside(self.partial)
-            for stale in self.path.parent.glob(f".{glob.escape(self.path.name)}.stale-*"):
+            for stale in self._stale():
                 _remove(stale)
 
     def check_unchanged(self) -> None:
@@ -135,8 +149,8 @@ class LocalCommit:
             try:
                 sync_directory(self.path.parent)
             except OSError:
+                # What was new stays as a left-over: of two swaps, the second may be undone alone.
                 self._swap_back(new, replaced)
-                _remove(self._committing)
                 raise
         if replaced is not None:
             _remove(replaced)
@@ -208,6 +222,14 @@ def exchange(first: Path, second: Path) -> bool:
     if code in _CANNOT_EXCHANGE:
         return False
     raise OSError(code, os.strerror(code), str(second))
+
+
+def _make_directory(path: Path, *, sync: bool) -> None:
+    """Make a directory and those above it."""
+    missing = [above for above in (path, *path.parents) if not above.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing if sync else ():
+        sync_directory(made.parent)
 
 
 def _remove(path: Path) -> None:

@@ -244,7 +244,7 @@ class _Destination:
         nbytes, written = sum(tensor.nbytes for tensor in named), 0
         files, is_new = self._files(named), not self.folder.exists()
         try:
-            self.commit.prepare()
+            self.commit.prepare(sync=True)
             for name, tensors in files.items():
                 for count in write_file(self.commit.partial / name, tensors, source, limits):
                     written += count

@@ -64,7 +64,7 @@ class LocalTarget(ABC):
                 f"Checkpoint already exists at {self.where!r} and overwrite=False.",
                 path=self.where,
             )
-        self._commit.prepare()
+        self._commit.prepare(sync=self._sync)
         (self._commit.staging / _RANKS).write_text(str(ranks))
 
     def _check_name(self, path: Path) -> None:
@@ -104,8 +104,9 @@ class LocalTarget(ABC):
         return root
 
     def _claim(self, root: int, rank: int) -> None:
-        with os.fdopen(os.open(f"{STAGING}/{_RANKS}", os.O_RDONLY, dir_fd=root)) as file:
-            ranks = int(file.read() or 0)
+        with os.fdopen(os.open(f"{STAGING}/{_RANKS}", os.O_RDONLY, dir_fd=root), "rb") as file:
+            told = file.read()
+        ranks = int(told) if told.isdigit() else 0
         if rank > ranks:
             raise SaveError(
                 f"Rank {rank} takes part in another save to {self.where!r}, of {ranks} ranks; save "
@@ -122,7 +123,8 @@ class LocalTarget(ABC):
         except FileNotFoundError as error:
             raise self._not_visible(rank) from error
         try:
-            return os.pread(fd, nbytes, offset)
+            left = os.fstat(fd).st_size - offset
+            return os.pread(fd, max(min(nbytes, left), 0), offset)
         finally:
             os.close(fd)
 
