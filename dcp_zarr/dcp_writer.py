@@ -15,6 +15,7 @@ from torch.futures import Future
 from dcp_zarr import coordinator, metadata_words, tensors
 from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers.by_path import allowed, is_hdf5, is_place, new_target, place_of
+from dcp_zarr.disk_errors import with_disk_errors
 from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import LayoutOptions
@@ -127,6 +128,7 @@ class DcpWriter(StorageWriter):
         """Note what other ranks may hold as well. Called on all ranks at once."""
         return dataclasses.replace(plan, storage_data=Noted.of(plan.items))
 
+    @with_disk_errors
     @no_collection()
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Map every write item to read chunks and pieces, and make room. Coordinator only.
@@ -210,6 +212,7 @@ class DcpWriter(StorageWriter):
             self._path, hdf5=self._hdf5, overwrite=self._overwrite, sync=self._sync_files
         )
 
+    @with_disk_errors
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's read chunks and stage its pieces and objects. Called on all ranks."""
         future: Future[list[WriteResult]] = Future()
@@ -245,6 +248,7 @@ class DcpWriter(StorageWriter):
     def _limits(self) -> Limits:
         return Limits.of(self._thread_count, self._memory_budget_bytes)
 
+    @with_disk_errors
     @no_collection()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint and make it visible. Coordinator only."""

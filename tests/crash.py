@@ -6,7 +6,6 @@ path must hold the old checkpoint or the new one, whole, and another save must w
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -19,6 +18,7 @@ import dcp_zarr
 from dcp_zarr import commit
 from tests import ranks
 
+OTHER_ERROR = 3
 OPERATIONS = [
     "pwritev",
     "fsync",
@@ -84,10 +84,15 @@ def attempt(number, mode):
         reached = fail_at(number, "kill" if mode == "rename" else mode)
         if mode == "rename":
             commit.exchange = lambda *_: False
-        with contextlib.suppress(BaseException):
+        try:
             save("new")
+        except BaseException as error:  # noqa: BLE001
+            if not isinstance(error, dcp_zarr.SaveError):
+                os._exit(OTHER_ERROR)
         os._exit(1 if reached() else 0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code != OTHER_ERROR, f"the failure of operation {number} is no SaveError"
+    return code != 0
 
 
 def which():

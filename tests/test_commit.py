@@ -181,7 +181,7 @@ def test_a_swap_that_cannot_be_made_durable_is_taken_back(monkeypatch, exchanges
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(commit, "sync_directory", fail_beside_the_new_one)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(SaveError, match="Input/output error"):
         save(2.0, path)
     assert [name for name in os.listdir() if not name.startswith(".")] == [path] * exists
     if exists:

@@ -101,8 +101,8 @@ def test_options_that_cannot_be_used(options, message):
 
 
 def test_errors_of_others_pass_as_dcp_raises_them(monkeypatch):
-    monkeypatch.setattr("os.pwritev", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
-    with pytest.raises(torch.distributed.checkpoint.CheckpointException, match="disk full"):
+    monkeypatch.setattr("os.pwritev", lambda *_: (_ for _ in ()).throw(LookupError("who?")))
+    with pytest.raises(torch.distributed.checkpoint.CheckpointException, match="who"):
         dcp_zarr.save({"w": torch.ones(1)}, "x.zarr")
 
 

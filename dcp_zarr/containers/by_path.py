@@ -12,6 +12,7 @@ from dcp_zarr.containers.foreign import foreign_by_path
 from dcp_zarr.containers.foreign.foreign_by_path import FIRST_BYTES
 from dcp_zarr.containers.object_store import is_store, opened, store_at
 from dcp_zarr.containers.zip_source import ZipSource
+from dcp_zarr.disk_errors import opening
 from dcp_zarr.errors import OptionError
 from dcp_zarr.local_files import local_path
 
@@ -97,13 +98,19 @@ def open_source(path: Place) -> Source:
     ------
     CheckpointNotFoundError, IncompleteCheckpointError, FormatError, CorruptionError
         If there is none that can be read.
+    DcpZarrError
+        If the file system refuses.
     """
     if is_store(path):
         _check_kind(path)
         from dcp_zarr.containers.object_store_source import ObjectStoreSource  # noqa: PLC0415
 
         return ObjectStoreSource(path)
-    path = str(path)
+    with opening(str(path)):
+        return _open_local(str(path))
+
+
+def _open_local(path: str) -> Source:
     found = Path(path)
     is_there, is_file = found.exists(), found.is_file()  # asked once: a save may commit meanwhile
     if is_there and not is_file:

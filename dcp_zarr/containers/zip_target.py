@@ -49,7 +49,7 @@ class ZipTarget(OneFileTarget):
             return False
         try:
             return not path.stat().st_size or zarr_format.is_checkpoint(root_document(path))
-        except (DcpZarrError, OSError):
+        except (DcpZarrError, FileNotFoundError):
             return False
 
     def _front_nbytes(self, tensors: Iterable[TensorEntry]) -> int:
