@@ -122,10 +122,11 @@ def save(
 
 
 @contextmanager
-def _own_errors() -> Iterator[None]:
+def _own_errors(loaded: Path | None = None) -> Iterator[None]:
     """Raise the first rank's own error where each rank's is ours; DCP's is no `Exception`.
 
-    That there is no process group is what was asked for, and no reason for DCP's warning.
+    That there is no process group is what was asked for, and no reason for DCP's warning. Why a
+    checkpoint that is to be loaded cannot be read, DCP keeps to itself.
     """
     try:
         with warnings.catch_warnings():
@@ -136,6 +137,8 @@ def _own_errors() -> Iterator[None]:
         ranks = sorted(error.failures)
         errors = [error.failures[rank][0] for rank in ranks]
         if not all(isinstance(own, DcpZarrError) for own in errors):
+            if loaded is not None:
+                open_checkpoint(loaded).close()
             raise
         errors[0].add_note(f"on rank {', '.join(map(str, ranks))}")
         raise errors[0] from None
@@ -239,7 +242,7 @@ def load_into(
     planner = SafeLoadPlanner(prefix, strict=strict, weights_only=weights_only)
     reader = storage_reader(path, allow_cast=allow_cast, thread_count=thread_count)
     state_dict: Any = {prefix: wanted} if prefix else wanted
-    with _own_errors():
+    with _own_errors(path):
         dcp.load(
             state_dict,
             storage_reader=reader,

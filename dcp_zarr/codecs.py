@@ -8,14 +8,14 @@ release the GIL.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from isal.igzip_lib import IsalError
 
-from dcp_zarr import names, split_frames
+from dcp_zarr import frames, names, split_frames
 from dcp_zarr.errors import CorruptionError, OptionError
 from dcp_zarr.shuffle_zlib import ShuffleZlib
 
@@ -120,19 +120,16 @@ class Codec:
         """
         compressor = self.compressor()
         if compressor is None:
-            _expect(len(stored), len(out))
+            frames.check_nbytes(len(stored), len(out))
             out[:] = stored
         elif self.name == "blosc":
-            # A frame says how many bytes it holds: bytes 4 to 8 of its header (Blosc 1).
-            header = len(stored) >= 16  # noqa: PLR2004
-            _expect(struct.unpack_from("<I", stored, 4)[0] if header else -1, len(out))
-            _decode(compressor, stored, out)
+            frames.check_blosc(stored, len(out))
+            _decode(compressor.decode, stored, out)
         elif self.name == SHUFFLE_ZLIB:
-            _decode(compressor, stored, out)
+            _decode(compressor.decode, stored, out)
         else:
-            decoded = memoryview(_decode(compressor, stored, None)).cast("B")
-            _expect(len(decoded), len(out))
-            out[:] = decoded
+            decode = frames.gzip_decoded if self.name == "gzip" else frames.zstd_decoded
+            out[:] = _decode(decode, stored, len(out))
 
     def expected_nbytes(self, torch_name: str, nbytes: int) -> int:
         """Return what `nbytes` of trained weights are likely to take, two hundredths more."""
@@ -193,16 +190,11 @@ def _compressor(codec: Codec) -> numcodecs.abc.Codec | None:
     return codec._make_compressor()
 
 
-def _decode(compressor: numcodecs.abc.Codec, stored: memoryview, out: memoryview | None) -> Any:  # noqa: ANN401
+def _decode(decode: Callable[..., Any], stored: memoryview, *given: Any) -> Any:  # noqa: ANN401
     try:
-        return compressor.decode(stored, out=out)
+        return decode(stored, *given)
     except (RuntimeError, ValueError, OSError, EOFError, IsalError) as error:  # type: ignore[misc]
         raise CorruptionError(f"A read chunk cannot be decoded: {error}.") from error
-
-
-def _expect(found: int, expected: int) -> None:
-    if found != expected:
-        raise CorruptionError(f"A read chunk decodes to {found} bytes, expected {expected}.")
 
 
 NONE = Codec("none")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcp_zarr import engine, pieces
+from dcp_zarr.errors import SaveError
 from dcp_zarr.layout import object_layout
 from dcp_zarr.names import OBJECTS_PATH
 from dcp_zarr.placement import plan_save
@@ -224,6 +225,14 @@ def _collect_objects(
         if result.objects:
             for staged in pieces.staged_objects(target, rank):
                 found[result.objects[staged.item][0]] = staged
+        for fqn, _ in result.objects.values():
+            if fqn not in found:
+                raise SaveError(
+                    f"Object {fqn!r} is not in what rank {rank} staged for {target.where!r}: is "
+                    "the path shared, and its file system sound?",
+                    fqn=fqn,
+                    rank=rank,
+                )
     payloads = [staged.content for staged in found.values() if staged.kind == pieces.PAYLOAD]
     packed = np.frombuffer(b"".join(payloads), np.uint8)
     shared = object_layout(OBJECTS_PATH, OBJECTS_PATH, packed.size)

@@ -208,6 +208,7 @@ class ObjectStager:
         """Append one object."""
         stored = b"" if kind == ARRAY else content
         record = _RECORD.pack(item, kind, nbytes, checksum(stored))
+        record += checksum(record)
         self._sink.stage(_OBJECTS, self._offset, [record, stored])
         self._offset += len(record) + len(stored)
 
@@ -215,11 +216,12 @@ class ObjectStager:
 def staged_objects(target: Target, rank: int) -> Iterator[StagedObject]:
     """Iterate over a rank's objects. Coordinator only."""
     offset = 0
-    while record := target.read_staged(rank, _OBJECTS, offset, _RECORD.size):
-        if len(record) < _RECORD.size:
+    while record := target.read_staged(rank, _OBJECTS, offset, _RECORD.size + CHECKSUM_BYTES):
+        if len(record) < _RECORD.size + CHECKSUM_BYTES:
             raise SaveError(f"Rank {rank}'s staged objects end in the middle.", rank=rank)
-        item, kind, nbytes, crc = _RECORD.unpack(record)
-        offset += _RECORD.size
+        check_staged(record[: _RECORD.size], record[_RECORD.size :], rank, target)
+        item, kind, nbytes, crc = _RECORD.unpack_from(record)
+        offset += len(record)
         size = 0 if kind == ARRAY else nbytes
         content = target.read_staged(rank, _OBJECTS, offset, size)
         check_staged(content, crc, rank, target)

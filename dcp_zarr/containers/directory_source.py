@@ -7,6 +7,7 @@ checkpoint whatever is renamed meanwhile.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -95,7 +96,12 @@ class DirectorySource(ZarrSource):
             os.close(fd)
 
     def _open_file(self, key: str) -> int:
-        return os.open(key, os.O_RDONLY, dir_fd=self._opened())
+        # A pipe would have this wait for a writer, and a device has no end.
+        fd = os.open(key, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._opened())
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise CorruptionError(f"{key!r} in {self._where!r} is no file.", path=self._where)
+        return fd
 
 
 def _open_directory(commit: LocalCommit) -> int:

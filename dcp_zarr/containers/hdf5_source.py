@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dcp_zarr.region import Shape
     from dcp_zarr.schema import Schema
 
-_H5PY_ERRORS = (OSError, KeyError, RuntimeError, ValueError, TypeError)
+_H5PY_ERRORS = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError)
 """What h5py makes of a damaged file."""
 _MAX_NUMBERS = np.array([2**62, 2**62, 2**32], np.uint64)
 """Bounds of offset, size and crc32c."""
