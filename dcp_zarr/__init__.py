@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dcp_zarr.reader import HDF5StorageReader, ZarrStorageReader
     from dcp_zarr.region import Region
     from dcp_zarr.reporting import report
+    from dcp_zarr.run_folder import checkpoints, latest
     from dcp_zarr.safetensors_export import ExportReport, export
     from dcp_zarr.spectrum import Spectrum
     from dcp_zarr.table import Table
@@ -85,9 +86,11 @@ __all__ = [
     "ZarrStorageReader",
     "ZarrStorageWriter",
     "as_default",
+    "checkpoints",
     "convert",
     "export",
     "is_complete",
+    "latest",
     "load",
     "load_into",
     "open_checkpoint",
@@ -114,6 +117,7 @@ _MODULES = {
     "planners": ("LoadReport", "SafeLoadPlanner"),
     "reader": ("HDF5StorageReader", "ZarrStorageReader"),
     "region": ("Region",),
+    "run_folder": ("checkpoints", "latest"),
     "safetensors_export": ("ExportReport", "export"),
     "spectrum": ("Spectrum",),
     "reporting": ("report",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -11,17 +10,18 @@ from glob import glob
 from pathlib import Path
 from typing import Self, overload
 
+from dcp_zarr import run_folder
 from dcp_zarr.checkpoint import Checkpoint
 from dcp_zarr.errors import CheckpointNotFoundError, OptionError, TensorNotFoundError
 from dcp_zarr.local_files import local_path
 from dcp_zarr.opening import open_checkpoint
+from dcp_zarr.run_folder import natural, step_in_name
 from dcp_zarr.table import Table
 from dcp_zarr.tensor_statistics import TensorStatistics
 
 _STATISTICS = tuple(
     field.name for field in fields(TensorStatistics) if field.type in ("int", "float")
 )
-_SUFFIX = re.compile(r"(\.zarr)?(\.zip|\.h5|\.hdf5)?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def series(pattern: str | os.PathLike[str]) -> CheckpointSeries:
     ----------
     pattern
         Path of the checkpoints, of any container: ``*``, ``?`` and ``[0-9]`` match as in a shell,
-        ``**`` any directories.
+        ``**`` any directories. Or a directory in which they stand: of those, the complete ones.
 
     Raises
     ------
@@ -65,7 +65,9 @@ def series(pattern: str | os.PathLike[str]) -> CheckpointSeries:
     """
     text = local_path(pattern)
     # Path.glob takes no pattern that begins with a slash.
-    paths = sorted(glob(text, recursive=True), key=_natural)  # noqa: PTH207
+    paths = sorted(glob(text, recursive=True), key=natural)  # noqa: PTH207
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        paths = run_folder.checkpoints(paths[0]) or paths
     if not paths:
         raise CheckpointNotFoundError(
             f"No path matches {text!r}. Give a pattern such as 'runs/x/step-*.zarr'.", path=text
@@ -74,11 +76,6 @@ def series(pattern: str | os.PathLike[str]) -> CheckpointSeries:
         checkpoints = [opened.enter_context(open_checkpoint(path)) for path in paths]
         opened.pop_all()
     return CheckpointSeries(checkpoints)
-
-
-def _natural(path: str) -> list[str | int]:
-    """Order numbers within text by their size."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
 class CheckpointSeries(Sequence[Checkpoint]):
@@ -110,9 +107,8 @@ class CheckpointSeries(Sequence[Checkpoint]):
     @property
     def steps(self) -> list[int]:
         """The step of each checkpoint, as in `TracePoint`."""
-        names = (_SUFFIX.sub("", Path(checkpoint.path).name) for checkpoint in self)
-        numbers = [re.findall(r"\d+", name) for name in names]
-        return [int(found[-1]) if found else place for place, found in enumerate(numbers)]
+        steps = [step_in_name(checkpoint.path) for checkpoint in self]
+        return [place if step is None else step for place, step in enumerate(steps)]
 
     def trace(
         self, statistic: str, pattern: str = "", *, thread_count: int | None = None

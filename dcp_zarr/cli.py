@@ -212,6 +212,27 @@ app.command()(cli_convert.convert)
 app.command()(cli_convert.repack)
 
 
+@app.command()
+def clean(
+    folder: Annotated[str, typer.Argument(help="The directory in which checkpoints stand.")],
+    delete: Annotated[bool, typer.Option("--delete", help="Remove what is left over.")] = False,  # noqa: FBT002
+    idle_hours: Annotated[
+        float, typer.Option(help="Keep what was changed less long ago.", min=0.0)
+    ] = 24.0,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """List what dead saves left in a directory; with --delete, remove it.
+
+    A save that runs on this host is known by its lock. One on another host may not be: where hosts
+    share the directory, let --idle-hours be longer than any save takes.
+
+    Example: dcp-zarr clean runs/ --delete
+    """
+    from dcp_zarr.cleaning import clean as cleaned  # noqa: PLC0415
+
+    _print_table(cleaned(folder, delete=delete, idle_s=idle_hours * 3600), as_json=as_json)
+
+
 def main() -> None:
     """Run the command line; errors of ours are one line on standard error."""
     gc.freeze()  # modules stay: to look for cycles in them takes 50 ms

@@ -13,11 +13,13 @@ import errno
 import glob
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from dcp_zarr.claims import Claim
 from dcp_zarr.errors import SaveError
 from dcp_zarr.local_files import sync_directory
 
@@ -26,12 +28,21 @@ logger = logging.getLogger(__name__)
 STAGING = "~_staging"
 """Directory within the partial one for what is no part of the checkpoint; the commit removes it."""
 
-_REPLACED = "replaced"
+MARK = "save-"
+"""How the name of the file begins there that is the coordinator's claim, and its save's mark."""
+
+REPLACED = "replaced"
 """Second name of a file that is replaced, until that is durable."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+
+def shown_name(name: str) -> str | None:
+    """Return the name of the checkpoint that a hidden sibling belongs to; None for other names."""
+    found = re.fullmatch(r"\.(.+)\.(partial|commit|old|stale-[0-9a-f]{8})", name, re.DOTALL)
+    return found and found[1]
 
 
 class LocalCommit:
@@ -49,7 +60,8 @@ class LocalCommit:
         self.staging = self.partial / STAGING
         self.old = self._sibling("old")
         self._committing = self._sibling("commit")
-        self._mark = f"save-{uuid.uuid4().hex}"
+        self._mark = f"{MARK}{uuid.uuid4().hex}"
+        self._claim: Claim | None = None
 
     def _sibling(self, word: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{word}")
@@ -79,7 +91,7 @@ class LocalCommit:
         for stale in self._stale():
             _remove(stale)
         self.staging.mkdir(parents=True)
-        (self.staging / self._mark).touch(exist_ok=False)
+        self._claim = Claim(self.staging / self._mark)
 
     def _stale(self) -> Iterator[Path]:
         """Return what was moved aside."""
@@ -166,7 +178,7 @@ class LocalCommit:
             Make the swap durable.
         """
         self._take()
-        old, first = self._committing / _REPLACED, not self.path.exists()
+        old, first = self._committing / REPLACED, not self.path.exists()
         with contextlib.suppress(OSError):  # nothing stands there, or no links are to be had
             os.link(self.path, old)
         (self._committing / name).replace(self.path)
