@@ -79,6 +79,7 @@ def save(
     sync_files: bool = True,
     dtype_encoding: str = "native",
     statistics: bool = False,
+    progress: bool = False,
 ) -> Metadata:
     """Save a state dict as one checkpoint. All ranks call it.
 
@@ -109,6 +110,7 @@ def save(
         sync_files=sync_files,
         dtype_encoding=dtype_encoding,
         statistics=statistics,
+        progress=progress,
         **({} if hdf5 else {"write_chunk_bytes": write_chunk_bytes}),
     )
     with _own_errors():
@@ -201,6 +203,7 @@ def load_into(
     weights_only: bool = True,
     process_group: dist.ProcessGroup | None = None,
     thread_count: int | None = None,
+    progress: bool = False,
 ) -> LoadReport:
     """Load a part of a checkpoint into a module or a state dict, in place. All ranks call it.
 
@@ -222,6 +225,8 @@ def load_into(
         Group whose ranks call this together; the default group if there is one.
     thread_count
         Worker threads; by default this process' share of the cores.
+    progress
+        Show on the coordinator how much of its part is loaded.
 
     Raises
     ------
@@ -240,7 +245,9 @@ def load_into(
     is_module = isinstance(target, torch.nn.Module)
     wanted = target.state_dict() if isinstance(target, torch.nn.Module) else target
     planner = SafeLoadPlanner(prefix, strict=strict, weights_only=weights_only)
-    reader = storage_reader(path, allow_cast=allow_cast, thread_count=thread_count)
+    reader = storage_reader(
+        path, allow_cast=allow_cast, thread_count=thread_count, progress=progress
+    )
     state_dict: Any = {prefix: wanted} if prefix else wanted
     with _own_errors(path):
         dcp.load(

@@ -60,7 +60,7 @@ def complete(
     options: SaveOptions,
     description: Description,
     limits: Limits,
-) -> None:
+) -> Schema:
     """Check what the ranks wrote, write what is the coordinator's to write, and commit.
 
     Parameters
@@ -79,6 +79,10 @@ def complete(
         The rest of what the schema holds.
     limits
         Threads and memory.
+
+    Returns
+    -------
+    The schema of what was saved.
 
     Raises
     ------
@@ -116,17 +120,17 @@ def complete(
         sums = joined_sums(target, [result.parts.fqns for result in results], summed)
     for fqn, plan in tensors.items():
         entries[fqn] = tensor_entry(layouts[fqn], plan, options, stored[fqn], sums.get(fqn))
-    target.commit(
-        Schema(
-            entries=tuple(entries[fqn] for fqn in order),
-            save_id=description.save_id,
-            objects_codec=objects_codec,
-            planner_data=description.planner_data,
-            storage_meta=description.storage_meta,
-            metadata_version=description.metadata_version,
-            producer=description.producer,
-        )
+    schema = Schema(
+        entries=tuple(entries[fqn] for fqn in order),
+        save_id=description.save_id,
+        objects_codec=objects_codec,
+        planner_data=description.planner_data,
+        storage_meta=description.storage_meta,
+        metadata_version=description.metadata_version,
+        producer=description.producer,
     )
+    target.commit(schema)
+    return schema
 
 
 def tensor_entry(

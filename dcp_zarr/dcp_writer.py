@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import time
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,11 +17,13 @@ from dcp_zarr import coordinator, metadata_words, tensors
 from dcp_zarr.codecs import CompressionOption, CompressionRules
 from dcp_zarr.containers.by_path import allowed, is_hdf5, is_place, new_target, place_of
 from dcp_zarr.disk_errors import with_disk_errors
+from dcp_zarr.display import rate
 from dcp_zarr.errors import OptionError, SaveError
 from dcp_zarr.garbage import no_collection
 from dcp_zarr.layout_rules import LayoutOptions
 from dcp_zarr.placement import SaveOptions, plan_save, rank_slabs
 from dcp_zarr.plan_words import FQN, Planned
+from dcp_zarr.progress import counted
 from dcp_zarr.rank_save import RankPlan, RankSave, rank_result
 from dcp_zarr.replicas import Noted, SharedOut
 from dcp_zarr.tasks import Limits, check_count
@@ -59,6 +62,7 @@ class DcpWriter(StorageWriter):
         sync_files: bool,
         dtype_encoding: str,
         statistics: bool,
+        progress: bool,
     ) -> None:
         super().__init__()
         check_count("memory_budget_bytes", memory_budget_bytes)
@@ -75,6 +79,9 @@ class DcpWriter(StorageWriter):
         self._thread_count = thread_count
         self._memory_budget_bytes = memory_budget_bytes
         self._sync_files = sync_files
+        self._progress = progress
+        self._began = 0.0
+        self._is_coordinator = False
         self._target: Target | None = None
         self._plans: list[SavePlan] = []
         self._planned: Planned | None = None
@@ -109,6 +116,7 @@ class DcpWriter(StorageWriter):
         SaveError
             With ``use_collectives=False``, or where no path was given.
         """
+        self._began, self._is_coordinator = time.monotonic(), is_coordinator
         if not kwargs.get("use_collectives", True):
             raise SaveError(
                 "dcp_zarr saves one checkpoint for all ranks and needs their plans; call dcp.save "
@@ -224,7 +232,9 @@ class DcpWriter(StorageWriter):
             sink = self._new_target().open_sink(rank_plan.rank, rank_plan.slab)
             try:
                 rank_save = RankSave(plan, rank_plan, planner, sink, self._options)
-                future.set_result(rank_save.run(self._limits))
+                shown = self._progress and self._is_coordinator
+                with counted("saving", rank_save.nbytes, shown=shown) as done:
+                    future.set_result(rank_save.run(self._limits, done))
             finally:
                 sink.close()
         except Exception:
@@ -256,7 +266,7 @@ class DcpWriter(StorageWriter):
         assert self._planned is not None  # noqa: S101
         metadata.storage_meta = self.storage_meta()
         metadata.storage_data = None
-        coordinator.complete(
+        schema = coordinator.complete(
             self._target,
             self._planned.confirmed(metadata, self._options),
             list(metadata.state_dict_metadata),
@@ -266,3 +276,7 @@ class DcpWriter(StorageWriter):
             self._limits,
         )
         self._target = None
+        saved = schema.tensors.values()
+        nbytes, stored = sum(e.array.nbytes for e in saved), sum(e.stored_nbytes for e in saved)
+        told = rate(nbytes, stored, time.monotonic() - self._began)
+        logger.info("Saved %s: %d tensors, %s.", self.checkpoint_id, len(saved), told)

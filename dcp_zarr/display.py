@@ -71,6 +71,19 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
+def rate(nbytes: int, stored_nbytes: int, seconds: float) -> str:
+    """Write for people how many bytes were moved in how long.
+
+    Examples
+    --------
+    >>> rate(3 << 30, 3 << 29, 2.0)
+    '3.0 GiB in 2.00 s (1.5 GiB/s), stored in 1.5 GiB (50.0 %)'
+    """
+    speed, part = size(nbytes / max(seconds, 1e-9)), 100 * stored_nbytes / max(nbytes, 1)
+    moved = f"{size(nbytes)} in {seconds:.2f} s ({speed}/s)"
+    return f"{moved}, stored in {size(stored_nbytes)} ({part:.1f} %)"
+
+
 def count(number: float) -> str:
     """Write a count for people.
 

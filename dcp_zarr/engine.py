@@ -83,7 +83,12 @@ class ReadJob:
     """Whatever the caller knows the job by."""
 
 
-def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable, int]:
+def write(
+    jobs: Iterable[WriteJob],
+    sink: Sink,
+    limits: Limits,
+    done: Callable[[int], None] | None = None,
+) -> dict[Hashable, int]:
     """Encode and place the read chunks of all jobs.
 
     Parameters
@@ -94,6 +99,8 @@ def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable
         Where the bytes go.
     limits
         Threads and memory.
+    done
+        Told the uncompressed bytes of each task that is done.
 
     Returns
     -------
@@ -106,6 +113,8 @@ def write(jobs: Iterable[WriteJob], sink: Sink, limits: Limits) -> dict[Hashable
     for parts, sizes in in_order(tasks, work, limits.thread_count):
         for part, nbytes in zip(parts, sizes, strict=True):
             stored[part.job.key] = stored.get(part.job.key, 0) + nbytes
+            if done is not None:
+                done(part.nbytes)
     return stored
 
 

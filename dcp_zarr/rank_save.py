@@ -115,9 +115,15 @@ class RankSave:
         self._object_sizes: dict[int, int] = {}
         self._summed: dict[int, SummedValues] = {}
 
-    def run(self, limits: Limits) -> list[WriteResult]:
-        """Write everything; return a result for each item, in order."""
-        stored = engine.write(self._jobs(), self._sink, limits)
+    @property
+    def nbytes(self) -> int:
+        """Uncompressed bytes of the read chunks that this rank writes."""
+        assignments = [a for _, a in self._items if not isinstance(a, str)]
+        return sum(a.read_chunks.volume * a.array.read_chunk_nbytes for a in assignments)
+
+    def run(self, limits: Limits, told: Callable[[int], None] | None = None) -> list[WriteResult]:
+        """Write everything, and tell of bytes; return a result for each item, in order."""
+        stored = engine.write(self._jobs(), self._sink, limits, told)
         if self._options.statistics:
             stage_sums(self._sink, list(self._sums()))
         nbytes = [

@@ -6,12 +6,12 @@ import dataclasses
 import io
 import logging
 import os
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -20,22 +20,20 @@ from torch.futures import Future
 
 from dcp_zarr import engine, metadata_words, tensors
 from dcp_zarr.containers.by_path import is_place, open_source, place_of
+from dcp_zarr.display import rate
 from dcp_zarr.errors import CheckpointNotFoundError, CorruptionError, TensorMismatchError
 from dcp_zarr.objects import read_objects
-from dcp_zarr.region import Grid, Region, coordinates
+from dcp_zarr.progress import counted
+from dcp_zarr.region import Region
+from dcp_zarr.target_jobs import target_jobs
 from dcp_zarr.tasks import Limits, check_count
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from dcp_zarr.container import Source
     from dcp_zarr.containers.by_path import AnyPath
     from dcp_zarr.schema import TensorEntry
 
 logger = logging.getLogger(__name__)
-
-_COPY_BYTES = 32 << 20
-"""What is read at once where bits cannot go straight into the destination."""
 
 
 class DcpReader(StorageReader):
@@ -50,6 +48,8 @@ class DcpReader(StorageReader):
         Whether values may be rounded into a narrower dtype. Widening is always allowed.
     thread_count
         Worker threads of this rank; by default its share of the cores.
+    progress
+        Show on the coordinator, where standard error is a terminal, how much of its part is loaded.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class DcpReader(StorageReader):
         *,
         allow_cast: bool = False,
         thread_count: int | None = None,
+        progress: bool = False,
     ) -> None:
         super().__init__()
         self._path = None if path is None else place_of(path)
@@ -65,6 +66,9 @@ class DcpReader(StorageReader):
             check_count("thread_count", thread_count)
         self._allow_cast = allow_cast
         self._thread_count = thread_count
+        self._progress = progress
+        self._is_coordinator = False
+        self._began = 0.0
         self._source: Source | None = None
         self._load_id = str(uuid.uuid4())
 
@@ -123,6 +127,7 @@ class DcpReader(StorageReader):
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Note that a load begins. Called on all ranks."""
+        self._began, self._is_coordinator = time.monotonic(), is_coordinator
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Leave a rank's plan as it is. Called on all ranks."""
@@ -167,11 +172,16 @@ class DcpReader(StorageReader):
                 path=self.checkpoint_id,
             )
         self._read_objects(plan, planner, source)
-        jobs = self._jobs(
-            [i for i in plan.items if i.type != LoadItemType.BYTE_IO], planner, source
-        )
-        for job in engine.read(jobs, source, Limits.of(self._thread_count)):
-            job.key()
+        items = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
+        nbytes, stored = _sizes(items, source)
+        jobs = self._jobs(items, planner, source)
+        with counted("loading", nbytes, shown=self._progress and self._is_coordinator) as done:
+            for job in engine.read(jobs, source, Limits.of(self._thread_count)):
+                job.key()
+                done(job.region.volume * job.array.itemsize)
+        if self._is_coordinator:
+            told = rate(nbytes, stored, time.monotonic() - self._began)
+            logger.info("Loaded from %s on this rank: %s.", self.checkpoint_id, told)
 
     def _read_objects(self, plan: LoadPlan, planner: LoadPlanner, source: Source) -> None:
         """Hand over the objects of a plan, in its order."""
@@ -276,56 +286,12 @@ def _region(item: ReadItem) -> Region:
     return Region(offsets, tuple(item.lengths))
 
 
-def target_jobs(
-    entry: TensorEntry, region: Region, target: torch.Tensor, done: Callable[[], None]
-) -> Iterator[engine.ReadJob]:
-    """Yield the jobs that fill a target tensor; the key of each is to be called when it is read.
-
-    Bits go straight into a CPU tensor of the saved dtype. For any other, they are read in slabs
-    and copied.
-    """
-    if tensors.writes_in_place(target, entry.dtype):
-        yield engine.ReadJob(entry.array, entry.codec, region, tensors.bits(target), key=done)
-        return
-    slabs = list(_slabs(region, entry.array.itemsize))
-    for number, slab in enumerate(slabs, start=1):
-        out = np.empty(slab.sizes, entry.dtype.bits)
-        part = target[slab.index(region.offsets)]
-        finish = done if number == len(slabs) else _nothing
-        yield engine.ReadJob(
-            entry.array,
-            entry.codec,
-            slab,
-            out,
-            key=_copy(out, part, entry.dtype.torch_name, finish),
-        )
-
-
-def _slabs(region: Region, itemsize: int) -> Iterator[Region]:
-    """Cut a region along its first long axis into slabs of about `_COPY_BYTES`."""
-    if not region.volume or not region.sizes:
-        yield region
-        return
-    axis = next((a for a, n in enumerate(region.sizes) if n > 1), 0)
-    row = region.volume // region.sizes[axis] * itemsize
-    step = (*region.sizes[:axis], max(_COPY_BYTES // row, 1), *region.sizes[axis + 1 :])
-    grid = Grid(region.sizes, step)
-    for position in coordinates(Region.whole(grid.counts)):
-        box = grid.box(position)
-        offsets = tuple(b + o for b, o in zip(region.offsets, box.offsets, strict=True))
-        yield Region(offsets, box.sizes)
-
-
-def _copy(
-    out: NDArray[Any], part: torch.Tensor, name: str, done: Callable[[], None]
-) -> Callable[[], None]:
-    def copy() -> None:
-        with torch.no_grad():
-            part.copy_(tensors.from_bits(out, name))
-        done()
-
-    return copy
-
-
-def _nothing() -> None:
-    """Do nothing: more of the same target is to come."""
+def _sizes(items: list[ReadItem], source: Source) -> tuple[int, int]:
+    """Return the bytes that items want, and about how many are stored for them."""
+    nbytes, stored = 0, 0.0
+    for item in items:
+        entry = source.schema.tensors[item.storage_index.fqn]
+        wanted = _region(item).volume * entry.array.itemsize
+        nbytes += wanted
+        stored += entry.stored_nbytes * wanted / max(entry.array.nbytes, 1)
+    return nbytes, round(stored)

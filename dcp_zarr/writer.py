@@ -47,6 +47,8 @@ class ZarrStorageWriter(DcpWriter):
     statistics
         Store with each tensor what its values are like, so that `Checkpoint.stats` reads none. The
         save then looks at every value, which costs time: the README has figures.
+    progress
+        Show on the coordinator, where standard error is a terminal, how much of its part is saved.
 
     Raises
     ------
@@ -75,6 +77,7 @@ class ZarrStorageWriter(DcpWriter):
         sync_files: bool = True,
         dtype_encoding: str = "native",
         statistics: bool = False,
+        progress: bool = False,
     ) -> None:
         super().__init__(
             path,
@@ -87,6 +90,7 @@ class ZarrStorageWriter(DcpWriter):
             sync_files=sync_files,
             dtype_encoding=dtype_encoding,
             statistics=statistics,
+            progress=progress,
         )
 
 
@@ -117,6 +121,8 @@ class HDF5StorageWriter(DcpWriter):
     statistics
         Store with each tensor what its values are like, so that `Checkpoint.stats` reads none. The
         save then looks at every value, which costs time: the README has figures.
+    progress
+        Show on the coordinator, where standard error is a terminal, how much of its part is saved.
 
     Raises
     ------
@@ -147,6 +153,7 @@ class HDF5StorageWriter(DcpWriter):
         sync_files: bool = True,
         dtype_encoding: str = "native",
         statistics: bool = False,
+        progress: bool = False,
     ) -> None:
         super().__init__(
             path,
@@ -159,4 +166,5 @@ class HDF5StorageWriter(DcpWriter):
             sync_files=sync_files,
             dtype_encoding=dtype_encoding,
             statistics=statistics,
+            progress=progress,
         )
