@@ -7,7 +7,7 @@ so that paths stay inside the store, and sizes are those of a checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -170,6 +170,14 @@ def check_version(value: Json, *, where: str) -> None:
         )
 
 
+def _check_packed(packed: ArrayLayout | None, entries: Iterable[Entry]) -> None:
+    """Raise unless the array of objects is as long as its objects: longer, it has no end."""
+    objects = [entry for entry in entries if isinstance(entry, ObjectEntry)]
+    end = max((o.offset + o.nbytes for o in objects if o.array is packed), default=0)
+    if packed is not None and packed.shape != (end,):
+        raise ValueError(f"the array of objects has {packed.shape[0]} bytes, its objects {end}")
+
+
 def _schema_from_json(value: dict[str, Json]) -> Schema:
     codecs = [_codec_from_json(codec) for codec in value["codecs"]]
     packed = value["objects_array"] and _array_from_json(OBJECTS_PATH, value["objects_array"], 1)
@@ -188,6 +196,7 @@ def _schema_from_json(value: dict[str, Json]) -> Schema:
         entry = _tensor_from_json(item, codecs) if is_tensor else _object_from_json(item, packed)
         if entries.setdefault(entry.fqn, entry) is not entry:
             raise ValueError(f"two entries named {entry.fqn!r}")
+    _check_packed(packed, entries.values())
     planner_data, storage_meta = value["planner_data"], value["storage_meta"]
     version = value["metadata_version"]
     return Schema(

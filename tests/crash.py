@@ -6,6 +6,7 @@ path must hold the old checkpoint or the new one, whole, and another save must w
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -52,7 +53,7 @@ def save(value):
     ranks.save(lambda: dcp_zarr.storage_writer(PATH, **options), states)
 
 
-def fail_at(number, mode):
+def fail_at(number, mode, code=errno.ENOSPC):
     """Have the operation of that number kill this process, or raise as on a full disk."""
     seen = 0
 
@@ -66,7 +67,7 @@ def fail_at(number, mode):
             if seen == number and mode == "kill":
                 os._exit(9)
             if seen == number:
-                raise OSError(28, "No space left on device")
+                raise OSError(code, os.strerror(code))
             return real(*args, **kwargs)
 
         return operation

@@ -82,7 +82,10 @@ def number(dice, content):
     changed = bytearray(content)
     size = dice.choice((1, 2, 4, 8))
     at = dice.randrange(max(len(changed) - size, 1))
-    changed[at : at + size] = (dice.choice(NUMBERS) % 256**size).to_bytes(size, "little")
+    value = dice.choice(NUMBERS) % 256**size
+    if value == 2**64 - 1:  # the crc32c of four bytes of ones is four bytes of ones
+        value -= 1
+    changed[at : at + size] = value.to_bytes(size, "little")
     return bytes(changed)
 
 

@@ -33,6 +33,7 @@ MUTATIONS = {
     "huge list": (("planner_data", 0), ["w", 10**8]),
     "list key below zero": (("planner_data", 0), ["w", -1]),
     "object outside": (("entries", 1), {"fqn": "o", "offset": 0, "nbytes": 10**9}),
+    "more bytes than objects": (("objects_array", "shape"), [2**32]),
     "object before": (("entries", 1), {"fqn": "o", "offset": -5, "nbytes": 5}),
     "entry twice": (("entries", 1), {"fqn": "w", "json": 1}),
     "entry of text": (("entries", 1), "o"),
