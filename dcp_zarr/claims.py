@@ -42,11 +42,16 @@ class Claim:
 
 
 def is_held(path: str | os.PathLike[str]) -> bool:
-    """Say whether a process is known to hold a claim; one on another host may not be."""
+    """Say whether a process is known to hold a claim; one on another host may not be.
+
+    One that may not be looked at is taken for held.
+    """
     try:
         fd = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from dcp_zarr import claims
 from dcp_zarr.commit import MARK, REPLACED, STAGING, shown_name
 from dcp_zarr.containers.one_file_target import FILE
 from dcp_zarr.errors import CheckpointNotFoundError
-from dcp_zarr.local_files import local_path
+from dcp_zarr.local_files import local_path, sync_directory
 from dcp_zarr.table import Table
 from dcp_zarr.zarr_format import DOCUMENT, is_checkpoint
 
+_OBJECT = re.compile(r"zarr\.json|c(\.\d+)*")
+"""Names of the files of a Zarr directory."""
 OLD_S = 24 * 3600.0
 """A save that wrote nothing for so long is taken for dead, in seconds."""
 
@@ -63,6 +66,7 @@ def clean(
     found = [_looked_at(Path(where, name), idle_s) for name in sorted(os.listdir(where))]
     rows = [row for row in found if row is not None]
     if delete:
+        sync_directory(where)  # a swap is durable before what it replaced goes
         rows = [_removed(row, idle_s) if row.state == "left over" else row for row in rows]
     return Table(LeftOver, rows, f"left over in {where}")
 
@@ -108,6 +112,10 @@ def _is_ours(path: Path) -> bool:
         return True
     try:
         return is_checkpoint((path / DOCUMENT).read_bytes())
+    except FileNotFoundError:
+        # The rest of a checkpoint whose removal broke off.
+        files = (name for _, _, files in os.walk(path) for name in files)
+        return path.suffix != ".partial" and all(map(_OBJECT.fullmatch, files))
     except OSError:
         return False
 

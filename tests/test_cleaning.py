@@ -145,6 +145,24 @@ def test_a_claim_ends_with_its_process_and_is_not_copied():
     assert not claims.is_held("nothing")
 
 
+def test_a_claim_that_may_not_be_looked_at_is_taken_for_held(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(claims.os, "open", refuse)
+    assert claims.is_held("mark")
+
+
+def test_what_a_swap_replaced_goes_only_when_the_swap_is_durable(monkeypatch):
+    die("runs/x.zarr")
+    seen = []
+    monkeypatch.setattr(
+        "dcp_zarr.cleaning.sync_directory", lambda _: seen.append(os.listdir("runs"))
+    )
+    clean("runs", delete=True, idle_s=0)
+    assert seen == [[".x.zarr.partial"]]
+
+
 def test_a_file_system_without_locks_has_no_claims_that_hold(monkeypatch):
     def refuse(*_):
         raise OSError(37, "No locks available")
