@@ -113,9 +113,9 @@ def _is_ours(path: Path) -> bool:
     try:
         return is_checkpoint((path / DOCUMENT).read_bytes())
     except FileNotFoundError:
-        # The rest of a checkpoint whose removal broke off.
+        # The rest of a checkpoint whose removal broke off, or of what a loss of power left of one.
         files = (name for _, _, files in os.walk(path) for name in files)
-        return path.suffix != ".partial" and all(map(_OBJECT.fullmatch, files))
+        return all(map(_OBJECT.fullmatch, files))
     except OSError:
         return False
 

@@ -90,6 +90,18 @@ def test_a_checkpoint_half_way_through_a_swap_is_kept_until_the_other_is_there()
     assert states(idle_s=0, delete=True) == {".x.zarr.old": "removed"}
 
 
+def test_the_rest_of_a_checkpoint_whose_removal_broke_off_goes_but_no_other_files():
+    for name in (".y.zarr.commit", ".x.zarr.commit"):
+        save(3, "runs/x.zarr")
+        Path("runs/x.zarr").rename(f"runs/{name}")
+        Path("runs", name, "zarr.json").unlink()
+    Path("runs/.y.zarr.commit/w/mine.txt").write_text("mine")
+    assert states(idle_s=0, delete=True) == {
+        ".x.zarr.commit": "removed",
+        ".y.zarr.commit": "kept: dcp_zarr made nothing of the kind",
+    }
+
+
 def test_links_are_not_followed():
     save(1, "elsewhere.zarr")
     os.mkdir("runs")
