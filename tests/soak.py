@@ -288,6 +288,9 @@ def main(minutes, seed):
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:  # what is imported late is not to fail
+        dcp_zarr.save({"w": torch.ones(1)}, Path(folder, "x.zarr"))
+        dcp_zarr.save({"w": torch.ones(1)}, Path(folder, "x.h5"))
     counts: Counter = Counter()
     wrong, end = {}, time.monotonic() + 60 * minutes
     for number in itertools.count(seed):
