@@ -124,7 +124,7 @@ def save(
 
 
 @contextmanager
-def _own_errors(loaded: Path | None = None) -> Iterator[None]:
+def _own_errors(loaded: AnyPath | None = None) -> Iterator[None]:
     """Raise the first rank's own error where each rank's is ours; DCP's is no `Exception`.
 
     That there is no process group is what was asked for, and no reason for DCP's warning. Why a

@@ -142,7 +142,7 @@ class Conversion:
         if progress is not None:
             self._report_to(progress, nbytes * (1 + verify))
         destined = self._destined
-        destined.commit.prepare()
+        destined.commit.prepare(sync=True)
         try:
             self._write(objects)
             if verify:

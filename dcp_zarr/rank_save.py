@@ -131,11 +131,11 @@ class RankSave:
             for number, (_, assignment) in enumerate(self._items)
         ]
         items = [item for item, _ in self._items]
-        told: list[RankResult | None] = [self._plan.result(items, nbytes)]
-        told += [None] * (len(nbytes) - 1)
+        carried: list[RankResult | None] = [self._plan.result(items, nbytes)]
+        carried += [None] * (len(nbytes) - 1)
         return [
             WriteResult(item.index, size, result)
-            for (item, _), size, result in zip(self._items, nbytes, told, strict=True)
+            for (item, _), size, result in zip(self._items, nbytes, carried, strict=True)
         ]
 
     def _sums(self) -> Iterator[ValueSums]:
