@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _BOX_BYTES = 2 << 20
 """Compared at once: what a core's cache holds."""
+
+_MOST_OBJECTS = 1 << 24
+"""No store has so many files for one array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,14 @@ def damage(source: Source) -> Iterator[Damage]:
         yield Damage(None, None, text)
     if source.schema.is_foreign:
         return
+    arrays = [array for array, _, _ in source.schema.arrays()]
+    for array in arrays:
+        if (claimed := prod(array.write_grid.counts)) > _MOST_OBJECTS:
+            yield Damage(array.fqn, Region.whole(array.shape), f"It claims {claimed} objects.")
     jobs = [
         engine.CheckJob(array, write_chunk)
-        for array, _, _ in source.schema.arrays()
+        for array in arrays
+        if prod(array.write_grid.counts) <= _MOST_OBJECTS
         for write_chunk in coordinates(array.write_grid.touched(Region.whole(array.shape)))
     ]
     for job, error in engine.check(jobs, source, Limits.of(None)):

@@ -94,6 +94,15 @@ def test_a_schema_that_lies_is_refused(checkpoint, where, value):
         touch_everything()
 
 
+def test_an_array_of_countless_objects_is_damage_that_takes_no_time(checkpoint):
+    claimed = {"shape": [2**40, 64], "read_chunk_shape": [1, 64], "write_chunk_shape": [1, 64]}
+    claimed["tiling"] = {"step": [2**40, 64], "count": [1, 1]}
+    for key, value in claimed.items():
+        change(checkpoint, (*ARRAY, key), value)
+    with dcp_zarr.open_checkpoint("x.zarr") as opened:
+        assert f"It claims {2**40} objects" in " ".join(map(str, opened.verify()))
+
+
 def test_statistics_that_are_right_are_taken(checkpoint):
     change(checkpoint, (*ARRAY, "statistics"), SUMS)
     with dcp_zarr.open_checkpoint("x.zarr") as opened:
