@@ -10,6 +10,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 import dcp_zarr
+from benchmarks.memory import forget_peak, peak_nbytes
 
 TENSORS, READ_CHUNKS, READ_CHUNK_BYTES = 2_000, 50, 1024
 
@@ -18,17 +19,10 @@ class _Timed(dcp_zarr.HDF5StorageWriter):
     """Notes what `finish` takes: seconds, and memory beyond what there was."""
 
     def finish(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-        before, start = peak_nbytes(), time.perf_counter()
+        before, start = forget_peak(), time.perf_counter()
         super().finish(*args, **kwargs)
         self.seconds = time.perf_counter() - start
         self.nbytes = peak_nbytes() - before
-
-
-def peak_nbytes() -> int:
-    """Return the most memory of this process since the peak was forgotten."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def section(directory: Path, place: str, *, quick: bool) -> str:

