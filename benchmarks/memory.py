@@ -92,5 +92,6 @@ def _measure(
     gc.collect()
     before = forget_peak()
     getattr(peer, act)(target, scratch / "checkpoint")
-    answer.send(peak_nbytes() - before)
+    nbytes = peak_nbytes() - before
     check_equal(target, state, peer.name)
+    answer.send(nbytes)
