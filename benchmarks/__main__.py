@@ -18,7 +18,7 @@ import benchmarks
 from benchmarks import asynchronous, many_read_chunks, memory, one_process, plot, ranks
 
 _EXPLANATION = """\
-Medians of interleaved rounds, the order rotated; lowest and highest in brackets; what takes 8 times
+Medians of interleaved rounds, the order rotated; lowest and highest in brackets; what takes 4 times
 as long as torch is measured once. Saves to disk are durable (every peer syncs) and begin after
 `sync`; loads are in place, from cached files, and checked bit for bit. *x torch*: how many times
 faster than torch's own `FileSystemWriter` and `FileSystemReader` at their defaults. *of limit*:
@@ -28,6 +28,7 @@ Compare rows of one table only.
 """
 _MAIN = ("large", "gpt", "moe", "huge", "real", "two-large", "two-gpt")
 _OTHERS = ("uneven", "resharding", "async", "memory", "chunks")
+_LARGE = {"gpt", "moe", "huge", "two-gpt", "async", "resharding"}
 _ON_DISK_ONLY = {"uneven", "resharding", "async", "memory"}
 
 
@@ -63,14 +64,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--place", action="append", choices=("memory", "disk"), help="both by default"
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="5 by default; 3 for large states")
     parser.add_argument("--quick", action="store_true", help="one round of tiny sizes, on disk")
     parser.add_argument("--disk", type=Path, default=Path(gettempdir()), metavar="DIR")
     parser.add_argument("--output", type=Path, metavar="FILE.md")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="of one process, on disk")
-    options = parser.parse_args()
-    options.rounds = 1 if options.quick else options.rounds
-    return options
+    return parser.parse_args()
 
 
 def _sections(
@@ -81,7 +80,8 @@ def _sections(
     tables: dict[str, one_process.Table],
 ) -> Iterator[str]:
     """Measure one workload in one place; yield Markdown."""
-    rounds, quick = options.rounds, options.quick
+    quick = options.quick
+    rounds = 1 if quick else options.rounds or (3 if workload in _LARGE else 5)
     if workload in _ON_DISK_ONLY and place != "disk":
         return
     if workload == "chunks":
@@ -108,7 +108,7 @@ def _sections(
 def _heading(places: dict[str, Path], options: argparse.Namespace) -> str:
     given = "".join(f" --workload {name}" for name in options.workload or [])
     given += "".join(f" --place {place}" for place in options.place or [])
-    given += " --quick" if options.quick else f" --rounds {options.rounds}"
+    given += " --quick" * options.quick + f" --rounds {options.rounds}" * bool(options.rounds)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB of memory"
     kinds = ", ".join(f"{place} is {_file_system(path)}" for place, path in places.items())

@@ -6,50 +6,38 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-import dcp_zarr
 from benchmarks.one_process import seconds, spread
-from benchmarks.peers import TORCH, Peer, empty_files, memcpy_peer
+from benchmarks.peers import Peer, empty_files, memcpy_peer
 from benchmarks.torch_peers import our_peer, torch_peer
 from benchmarks.workloads import WORKLOADS, State, check_equal
 
 _STEPS_ALONE = 20
 
 
-@dataclass(slots=True)
-class _Samples:
-    blocking_s: list[float] = field(default_factory=list)
-    step_alone_s: list[float] = field(default_factory=list)
-    step_beside_s: list[float] = field(default_factory=list)
-    save_s: list[float] = field(default_factory=list)
+class _Times(NamedTuple):
+    """Seconds of one save."""
+
+    blocking: float
+    step_alone: float
+    """Mean of the steps before."""
+    step_beside: float
+    """Mean of the steps during it."""
+    save: float
+    """From the call to the end."""
 
 
-_Writer = Callable[[Path], Any]
-
-
-def _writers() -> dict[str, tuple[_Writer, Peer]]:
-    """Return what saves, and the peer that loads what was saved."""
-
-    def ours(compression: str | None, **options: Any) -> tuple[_Writer, Peer]:  # noqa: ANN401
-        def writer(path: Path) -> Any:  # noqa: ANN401
-            return dcp_zarr.storage_writer(path, compression=compression, **options)
-
-        return writer, our_peer(compression, **options)
-
-    return {
-        TORCH: (dcp.FileSystemWriter, torch_peer()),
-        **{found[1].name: found for found in map(ours, (None, "fast", "small"))},
-        **{found[1].name: found for found in (ours("fast", thread_count=1),)},
-    }
+def _peers() -> list[Peer]:
+    ours = [our_peer(compression) for compression in (None, "fast", "small")]
+    return [torch_peer(), *ours, our_peer("fast", thread_count=1)]
 
 
 def section(directory: Path, place: str, *, rounds: int, quick: bool) -> str:
@@ -60,12 +48,14 @@ def section(directory: Path, place: str, *, rounds: int, quick: bool) -> str:
         samples, memcpy_s = _measure(directory, rounds, quick=quick)
     finally:
         torch.set_num_threads(threads)
-    rows = [
-        f"| {name} | {spread(s.blocking_s)} | {median(s.blocking_s) / median(memcpy_s):.2f} "
-        f"| {median(s.step_alone_s):.4f} "
-        f"| {median(map(_ratio, s.step_beside_s, s.step_alone_s)):.2f} | {spread(s.save_s)} |\n"
-        for name, s in samples.items()
-    ]
+    rows = []
+    for name, times in samples.items():
+        blocking, alone, _, save = (list(column) for column in zip(*times, strict=True))
+        slower = median(taken.step_beside / taken.step_alone for taken in times)
+        rows.append(
+            f"| {name} | {spread(blocking)} | {median(blocking) / median(memcpy_s):.2f} "
+            f"| {median(alone):.4f} | {slower:.2f} | {spread(save)} |\n"
+        )
     return (
         f"## `gpt` by `async_save` with a kept `DefaultStager`, {place}\n\n"
         f"From the second save on. A step trains a small model on {max(threads - 1, 1)} of "
@@ -76,27 +66,25 @@ def section(directory: Path, place: str, *, rounds: int, quick: bool) -> str:
     )
 
 
-def _ratio(beside_s: float, alone_s: float) -> float:
-    return beside_s / alone_s
-
-
 def _measure(
     directory: Path, rounds: int, *, quick: bool
-) -> tuple[dict[str, _Samples], list[float]]:
+) -> tuple[dict[str, list[_Times]], list[float]]:
     state = WORKLOADS["gpt"](quick=quick)
     target = {fqn: torch.zeros_like(tensor) for fqn, tensor in state.items()}
-    writers, memcpy, step = _writers(), memcpy_peer(state), _training_step(quick=quick)
+    peers, memcpy, step = _peers(), memcpy_peer(state), _training_step(quick=quick)
     warnings.filterwarnings("ignore", "Ignoring pin_memory", UserWarning)
     stager = DefaultStager(StagingOptions(False, False, False, False))  # noqa: FBT003
-    samples, memcpy_s = {name: _Samples() for name in writers}, []
+    samples: dict[str, list[_Times]] = {peer.name: [] for peer in peers}
+    memcpy_s: list[float] = []
     for number in range(-1, rounds):  # the first fills the stager
         memcpy_s += [seconds(memcpy.save, state, directory)] * (number >= 0)
-        for name, (writer, peer) in writers.items():
+        for peer in peers:
             scratch = Path(mkdtemp(dir=directory))
             path = scratch / "checkpoint"
-            _once(writer(path), state, stager, step, samples[name] if number >= 0 else _Samples())
+            times = _once(peer.writer(path), state, stager, step)
             peer.load(target, path)
-            check_equal(target, state, name)
+            check_equal(target, state, peer.name)
+            samples[peer.name] += [times] * (number >= 0)
             empty_files(scratch)
     stager.close()
     return samples, memcpy_s
@@ -107,26 +95,23 @@ def _once(
     state: State,
     stager: DefaultStager,
     step: Callable[[], float],
-    samples: _Samples,
-) -> None:
+) -> _Times:
     os.sync()
-    samples.step_alone_s.append(fmean(step() for _ in range(_STEPS_ALONE)))
+    alone = fmean(step() for _ in range(_STEPS_ALONE))
     start = time.perf_counter()
     future = dcp.async_save(dict(state), storage_writer=writer, async_stager=stager, no_dist=True)
-    samples.blocking_s.append(time.perf_counter() - start)
+    blocking = time.perf_counter() - start
     beside = [step()]
     while not future.done():
         beside.append(step())
     future.result()
-    samples.save_s.append(time.perf_counter() - start)
-    samples.step_beside_s.append(fmean(beside))
+    return _Times(blocking, alone, fmean(beside), time.perf_counter() - start)
 
 
 def _training_step(*, quick: bool) -> Callable[[], float]:
     """Return a function that trains a little model and returns the seconds that it took."""
     width = 64 if quick else 768
-    layers = (torch.nn.Linear(width, width), torch.nn.GELU()) * 4
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(128, width)
 

@@ -23,7 +23,7 @@ from benchmarks.torch_peers import (
 )
 from benchmarks.workloads import WORKLOADS, State, check_equal
 
-_SLOW = 8
+_SLOW = 4
 """A peer that takes so many times as long as torch is measured once."""
 _HEADER = """\
 | | save s | x torch | of limit | load s | x torch | of limit | of safetensors | bytes | files |

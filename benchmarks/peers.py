@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from crc32c import crc32c
 
@@ -32,6 +33,8 @@ class Peer:
     load: Act
     package: str = ""
     """What must be installed, as Python imports it; nothing where that is a matter of course."""
+    writer: Callable[[Path], Any] | None = None
+    """Makes its `StorageWriter`, where DCP saves."""
 
     @property
     def absent(self) -> bool:

@@ -109,4 +109,4 @@ def _dcp_peer(
     def load(state: State, path: Path) -> None:
         dcp.load(dict(state), storage_reader=reader(path), no_dist=no_dist)
 
-    return Peer(name, save, load, package)
+    return Peer(name, save, load, package, writer)
