@@ -69,6 +69,7 @@ def _alone(number: int, act: str, scratch: Path, quick: bool) -> int:  # noqa: F
     try:
         return int(mine.recv())
     finally:
+        process.kill()
         process.join()
 
 
