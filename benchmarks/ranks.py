@@ -189,6 +189,7 @@ def _peers(workload: str) -> list[Peer]:
 
 def _resharding_peers() -> list[Peer]:
     ours = [our_peer(codec, no_dist=False) for codec in (None, "fast", "small")]
+    ours += [our_peer("fast", no_dist=False, read_chunk_bytes=256 << 10)]
     ours += [our_peer("fast", suffix=".zip", no_dist=False)]
     ours += [our_peer(codec, suffix=".h5", no_dist=False) for codec in (None, "small")]
     return [torch_peer(no_dist=False), *ours]
