@@ -15,7 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 import benchmarks
-from benchmarks import asynchronous, many_read_chunks, memory, one_process, plot, ranks
+from benchmarks import (
+    asynchronous,
+    many_read_chunks,
+    memory,
+    one_process,
+    planning,
+    plot,
+    ranks,
+)
 
 _EXPLANATION = """\
 Medians of interleaved rounds, the order rotated; lowest and highest in brackets; what takes 4 times
@@ -27,9 +35,9 @@ the time that one thread needs for `pwrite` (and `fsync`) of the same bytes to o
 Compare rows of one table only.
 """
 _MAIN = ("large", "gpt", "moe", "huge", "real", "two-large", "two-gpt")
-_OTHERS = ("uneven", "resharding", "async", "memory", "chunks")
+_OTHERS = ("uneven", "resharding", "async", "memory", "chunks", "planning")
 _LARGE = {"gpt", "moe", "huge", "two-gpt", "async", "resharding"}
-_ON_DISK_ONLY = {"uneven", "resharding", "async", "memory"}
+_ON_DISK_ONLY = {"uneven", "resharding", "async", "memory", "planning"}
 
 
 def main() -> None:
@@ -86,6 +94,8 @@ def _sections(
         return
     if workload == "chunks":
         yield many_read_chunks.section(directory, place, quick=quick)
+    elif workload == "planning":
+        yield planning.section(directory, quick=quick)
     elif workload == "memory":
         yield memory.section(directory, place, quick=quick)
     elif workload == "async":

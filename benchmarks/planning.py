@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 import dcp_zarr
-from benchmarks.many_read_chunks import peak_nbytes
+from benchmarks.memory import forget_peak, peak_nbytes
 from dcp_zarr import zarr_format
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
 
@@ -118,8 +117,7 @@ def _results(plan: SavePlan) -> list[WriteResult]:
 
 def _measured(act: Callable[[], _Result]) -> tuple[_Result, float, int]:
     """Return a result, the seconds it took, and the memory beyond what there was."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-    before, start = peak_nbytes(), time.perf_counter()
+    before, start = forget_peak(), time.perf_counter()
     result = act()
     return result, time.perf_counter() - start, peak_nbytes() - before
 
@@ -136,6 +134,7 @@ class _Nowhere:
     """A container that keeps nothing but what the documents are."""
 
     where = "nowhere"
+    network_calls = 0
     documents: tuple[bytes, ...] = ()
 
     def prepare(self, ranks: int) -> None: ...
@@ -155,7 +154,3 @@ class _Nowhere:
 
     def commit(self, schema: Any) -> None:  # noqa: ANN401
         self.documents = tuple(content for _, content in zarr_format.store_documents(schema))
-
-
-if __name__ == "__main__":
-    print(section(Path("/nowhere"), quick="--quick" in sys.argv))
