@@ -79,6 +79,7 @@ def save(
     sync_files: bool = True,
     dtype_encoding: str = "native",
     statistics: bool = False,
+    share_plain_tensors: bool = False,
     progress: bool = False,
 ) -> Metadata:
     """Save a state dict as one checkpoint. All ranks call it.
@@ -110,6 +111,7 @@ def save(
         sync_files=sync_files,
         dtype_encoding=dtype_encoding,
         statistics=statistics,
+        share_plain_tensors=share_plain_tensors,
         progress=progress,
         **({} if hdf5 else {"write_chunk_bytes": write_chunk_bytes}),
     )

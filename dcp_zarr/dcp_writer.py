@@ -62,6 +62,7 @@ class DcpWriter(StorageWriter):
         sync_files: bool,
         dtype_encoding: str,
         statistics: bool,
+        share_plain_tensors: bool,
         progress: bool,
     ) -> None:
         super().__init__()
@@ -79,6 +80,7 @@ class DcpWriter(StorageWriter):
         self._thread_count = thread_count
         self._memory_budget_bytes = memory_budget_bytes
         self._sync_files = sync_files
+        self._share_plain_tensors = share_plain_tensors
         self._progress = progress
         self._began = 0.0
         self._is_coordinator = False
@@ -134,7 +136,8 @@ class DcpWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Note what other ranks may hold as well. Called on all ranks at once."""
-        return dataclasses.replace(plan, storage_data=Noted.of(plan.items))
+        noted = Noted.of(plan.items, plain=self._share_plain_tensors)
+        return dataclasses.replace(plan, storage_data=noted)
 
     @with_disk_errors
     @no_collection()

@@ -2,7 +2,7 @@
 
 Each rank notes the large regions of its DTensors before DCP drops all but one of the replicas. The
 coordinator then gives each rank that holds one a share of it. A plain tensor stays with the rank
-that DCP chose: nothing says that those of other ranks are equal.
+that DCP chose, unless the user says that those of other ranks are equal.
 """
 
 from __future__ import annotations
@@ -40,9 +40,18 @@ class Noted:
     """Number of all the rank's items."""
 
     @classmethod
-    def of(cls, items: Sequence[WriteItem]) -> Noted:
-        """Note what of a rank's items is worth sharing. Called on all ranks."""
-        held = (item for item in items if item.type == WriteItemType.SHARD)
+    def of(cls, items: Sequence[WriteItem], *, plain: bool) -> Noted:
+        """Note what of a rank's items is worth sharing. Called on all ranks.
+
+        Parameters
+        ----------
+        items
+            All of them.
+        plain
+            Whether plain tensors are, too.
+        """
+        kinds = {WriteItemType.SHARD, *([WriteItemType.TENSOR] if plain else [])}
+        held = (item for item in items if item.type in kinds)
         large = (item for item in held if _nbytes(item) >= 2 * MIN_SHARE_BYTES)
         return cls(tuple(large), len(items))
 

@@ -47,6 +47,9 @@ class ZarrStorageWriter(DcpWriter):
     statistics
         Store with each tensor what its values are like, so that `Checkpoint.stats` reads none. The
         save then looks at every value, which costs time: the README has figures.
+    share_plain_tensors
+        Let each rank that holds a large plain tensor write a share of it. Only where the tensors of
+        all ranks are equal, as with DDP. Large DTensor replicas are always shared out.
     progress
         Show on the coordinator, where standard error is a terminal, how much of its part is saved.
 
@@ -77,6 +80,7 @@ class ZarrStorageWriter(DcpWriter):
         sync_files: bool = True,
         dtype_encoding: str = "native",
         statistics: bool = False,
+        share_plain_tensors: bool = False,
         progress: bool = False,
     ) -> None:
         super().__init__(
@@ -90,6 +94,7 @@ class ZarrStorageWriter(DcpWriter):
             sync_files=sync_files,
             dtype_encoding=dtype_encoding,
             statistics=statistics,
+            share_plain_tensors=share_plain_tensors,
             progress=progress,
         )
 
@@ -121,6 +126,9 @@ class HDF5StorageWriter(DcpWriter):
     statistics
         Store with each tensor what its values are like, so that `Checkpoint.stats` reads none. The
         save then looks at every value, which costs time: the README has figures.
+    share_plain_tensors
+        Let each rank that holds a large plain tensor write a share of it. Only where the tensors of
+        all ranks are equal, as with DDP. Large DTensor replicas are always shared out.
     progress
         Show on the coordinator, where standard error is a terminal, how much of its part is saved.
 
@@ -153,6 +161,7 @@ class HDF5StorageWriter(DcpWriter):
         sync_files: bool = True,
         dtype_encoding: str = "native",
         statistics: bool = False,
+        share_plain_tensors: bool = False,
         progress: bool = False,
     ) -> None:
         super().__init__(
@@ -166,5 +175,6 @@ class HDF5StorageWriter(DcpWriter):
             sync_files=sync_files,
             dtype_encoding=dtype_encoding,
             statistics=statistics,
+            share_plain_tensors=share_plain_tensors,
             progress=progress,
         )

@@ -24,9 +24,9 @@ def replicas(whole, count, region=None):
     return [{"w": part} for _ in range(count)]
 
 
-def written(states, path="x.zarr"):
+def written(states, path="x.zarr", **options):
     """Plan a save; return for each rank the regions that it writes."""
-    _, plans, _ = ranks.plan([dcp_zarr.storage_writer(path) for _ in states], states)
+    _, plans, _ = ranks.plan([dcp_zarr.storage_writer(path, **options) for _ in states], states)
     return [[item.tensor_data.chunk for item in plan.items] for plan in plans]
 
 
@@ -65,6 +65,14 @@ def test_a_region_among_others_is_cut_only_where_all_read_chunks_fit():
 def test_a_plain_tensor_is_written_by_one_rank():
     of_ranks = written([{"w": torch.zeros(4 * ROWS, 256)} for _ in range(2)])
     assert sorted(map(len, of_ranks)) == [0, 1]
+
+
+def test_equal_plain_tensors_are_shared_out_where_that_is_asked_for(path):
+    whole = torch.randn(4 * ROWS, 256)
+    states = [{"w": whole.clone()} for _ in range(2)]
+    assert [len(boxes) for boxes in written(states, path, share_plain_tensors=True)] == [1, 1]
+    ranks.save(lambda: dcp_zarr.storage_writer(path, share_plain_tensors=True), states)
+    assert torch.equal(dcp_zarr.load(path)["w"], whole)
 
 
 def test_ranks_that_write_most_get_the_last_shares():
