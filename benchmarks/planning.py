@@ -28,6 +28,7 @@ import dcp_zarr
 from benchmarks.memory import forget_peak, peak_nbytes
 from dcp_zarr import zarr_format
 from dcp_zarr.codecs import CHECKSUM_BYTES, checksum
+from dcp_zarr.metadata_words import metadata_from
 
 _Result = TypeVar("_Result")
 _PROPERTIES = TensorProperties(dtype=torch.bfloat16)
@@ -55,7 +56,8 @@ def section(directory: Path, *, quick: bool) -> str:
     rows = [_row(case, directory) for case in cases(quick=quick)]
     head = (
         "| case | ranks | tensors | items | prepare_global_plan s | MB | finish s | MB "
-        "| schema MB | documents MB |\n|---|---|---|---|---|---|---|---|---|---|\n"
+        "| read_metadata s | MB | schema MB | documents MB |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     )
     return f"## planning, without data\n\n{head}{''.join(rows)}"
 
@@ -73,10 +75,12 @@ def _row(case: Case, directory: Path) -> str:
     final, *prepare = _measured(lambda: writer.prepare_global_plan(local))
     results = [_results(plan) for plan in final]
     _, *finish = _measured(lambda: writer.finish(metadata, results))
+    root = writer.target.documents[-1]
+    _, *read = _measured(lambda: metadata_from(zarr_format.read_root(root, where="nowhere")))
     gc.unfreeze()
     items = sum(len(plan.items) for plan in plans)
     stored = writer.target.documents
-    numbers = [f"{seconds:.2f} | {nbytes / 1e6:.0f}" for seconds, nbytes in (prepare, finish)]
+    numbers = [f"{seconds:.2f} | {nbytes / 1e6:.0f}" for seconds, nbytes in (prepare, finish, read)]
     sizes = f"{len(stored[-1]) / 1e6:.1f} | {sum(map(len, stored)) / 1e6:.1f}"
     return (
         f"| {case.name} | {case.ranks:,} | {case.tensors:,} | {items:,} | {' | '.join(numbers)} "

@@ -114,8 +114,11 @@ class Tiling:
         return cls.of(shape, [Region.whole(shape)])
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of_grid(cls, shape: Shape, step: Shape, count: Shape) -> Tiling:
         """Make a tiling of a grid's boxes in C order, clipped; those beyond the tensor are empty.
+
+        One value for tensors that are placed alike.
 
         Parameters
         ----------

@@ -13,6 +13,9 @@ import zarr
 
 import dcp_zarr
 from dcp_zarr import tensors
+from dcp_zarr.codecs import checksum
+from dcp_zarr.containers import placed
+from dcp_zarr.errors import CorruptionError
 from tests import ranks
 from tests.ranks import parts
 from tests.test_dtypes import READERS, read_with
@@ -123,3 +126,10 @@ def test_notes_of_another_save_are_not_taken_for_this_one_s():
     (staging / "1.placed").write_bytes((staging / "0.placed").read_bytes())
     with pytest.raises(dcp_zarr.SaveError, match=r"'w' is not each read chunk once; the save is"):
         writer.finish(metadata, results)
+
+
+def test_notes_that_cannot_be_read_are_refused_where_their_checksum_holds():
+    notes = b'["w"]\n' + np.arange(4).tobytes()
+    assert placed.decode(notes + checksum(notes), 3)[0] == ["w"]
+    with pytest.raises(CorruptionError, match="is not what it wrote"):
+        placed.decode(b"\xff" * 8, 3)  # four bytes of ones are their own crc32c

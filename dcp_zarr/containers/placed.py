@@ -61,7 +61,10 @@ def decode(staged: bytes, columns: int) -> tuple[list[str], NDArray[np.int64]]:
     if checksum(content) != crc:
         raise CorruptionError("The checksum of what a rank noted does not hold.")
     line, _, body = content.partition(b"\n")
-    return json.loads(line), np.frombuffer(body, "<i8").reshape(-1, 1 + columns)
+    try:  # four bytes of ones are their own crc32c
+        return json.loads(line), np.frombuffer(body, "<i8").reshape(-1, 1 + columns)
+    except ValueError as error:
+        raise CorruptionError("What a rank noted is not what it wrote.") from error
 
 
 @dataclass(frozen=True, slots=True)
