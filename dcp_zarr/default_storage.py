@@ -63,9 +63,9 @@ def as_default(
 ) -> ExitStack:
     """Let `dcp.save`, `dcp.load` and `dcp.async_save` use dcp_zarr where only an id is given.
 
-    For trainers that pass a ``checkpoint_id`` and no storage. The id is a path: one that ends in
-    ``.h5`` becomes an HDF5 file, one that ends in ``.zip`` a zip file, any other a Zarr directory
-    of exactly that name. What stands at a path is loaded as what it is: a directory that torch's
+    For trainers that pass a ``checkpoint_id`` and no storage. The id is a path, or an address in an
+    object store: one that ends in ``.h5`` becomes an HDF5 file, one that ends in ``.zip`` a zip
+    file, any other a Zarr directory of exactly that name. What stands at a path is loaded as what it is: a directory that torch's
     own writer made with torch's own reader, all else with ours. A call that is given a storage
     object keeps it. All ranks and threads of a process are meant; call it on all ranks.
 
