@@ -158,6 +158,8 @@ def load(
 ) -> dict[str, Any]:
     """Load a checkpoint, or a part of it, into new CPU tensors. No model and no process group.
 
+    FQNs stay whole, so ``load(path, "model")`` returns a dict with one key ``"model"``.
+
     Parameters
     ----------
     path
@@ -170,10 +172,6 @@ def load(
         Refuse objects whose unpickling could run code. Turn off for checkpoints you trust.
     thread_count
         Worker threads; by default this process' share of the cores.
-
-    Returns
-    -------
-    The state dict; FQNs stay whole, so ``load(path, "model")`` has one key ``"model"``.
 
     Raises
     ------
