@@ -65,9 +65,10 @@ def as_default(
 
     For trainers that pass a ``checkpoint_id`` and no storage. The id is a path, or an address in an
     object store: one that ends in ``.h5`` becomes an HDF5 file, one that ends in ``.zip`` a zip
-    file, any other a Zarr directory of exactly that name. What stands at a path is loaded as what it is: a directory that torch's
-    own writer made with torch's own reader, all else with ours. A call that is given a storage
-    object keeps it. All ranks and threads of a process are meant; call it on all ranks.
+    file, any other a Zarr directory of exactly that name. What stands at a path is loaded as what
+    it is: a directory that torch's own writer made with torch's own reader, all else with ours. A
+    call that is given a storage object keeps it. All ranks and threads of a process are meant; call
+    it on all ranks.
 
     As a context manager it holds for a block; a save that `dcp.async_save` began there stays ours.
     As a plain call it holds from now on, or until ``close()`` of what is returned. The last one
