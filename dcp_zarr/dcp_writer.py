@@ -29,12 +29,13 @@ from dcp_zarr.replicas import Noted, SharedOut
 from dcp_zarr.tasks import Limits, check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
     from dcp_zarr.container import Target
     from dcp_zarr.containers.by_path import AnyPath
+    from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.slabs import Slab
 
 logger = logging.getLogger(__name__)
@@ -175,8 +176,8 @@ class DcpWriter(StorageWriter):
                 placement, planned.tensors, planned.parts, items, self._options, reserved
             )
         described = self._description
-        where: dict[str, Any] = {**placement.paths, **placement.layouts}
-        layouts = [tuple(map(where.__getitem__, map(FQN, plan.items))) for plan in shared.plans]
+        where: dict[str, ArrayLayout | str] = {**placement.paths, **placement.layouts}
+        layouts = [*_layouts(shared.plans, planned.fqns, where)]
         rows = placement.slab_rows(planned.parts, planned.counts)
         return [
             dataclasses.replace(
@@ -283,3 +284,18 @@ class DcpWriter(StorageWriter):
         nbytes, stored = sum(e.array.nbytes for e in saved), sum(e.stored_nbytes for e in saved)
         told = rate(nbytes, stored, time.monotonic() - self._began)
         logger.info("Saved %s: %d tensors, %s.", self.checkpoint_id, len(saved), told)
+
+
+def _layouts(
+    plans: Sequence[SavePlan], fqns: Sequence[Sequence[str]], where: Mapping[str, ArrayLayout | str]
+) -> Iterator[tuple[ArrayLayout | str, ...]]:
+    """Yield for each rank the layout of each write item; of an object, the path."""
+    last: Sequence[str] = ()
+    found: tuple[ArrayLayout | str, ...] = ()
+    for plan, names in zip(plans, fqns, strict=True):
+        if len(names) < len(plan.items):  # there are objects, too
+            yield tuple(map(where.__getitem__, map(FQN, plan.items)))
+            continue
+        if names != last:  # most ranks have parts of the same tensors
+            last, found = names, tuple(map(where.__getitem__, names))
+        yield found

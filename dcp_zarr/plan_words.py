@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
+from functools import lru_cache
+from itertools import chain, compress
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +31,6 @@ _Known = dict[tuple[Shape, bytes, bytes], Tiling]
 
 FQN = attrgetter("index.fqn")
 _DESCRIBED = attrgetter("tensor_data")
-_SIZE = attrgetter("size")
-_DTYPE = attrgetter("properties.dtype")
 _BOX = attrgetter("chunk")
 _OFFSETS = attrgetter("offsets")
 _SIZES = attrgetter("sizes")
@@ -46,6 +46,8 @@ class Planned:
     """FQNs of what is no tensor."""
     parts: Mapping[str, Parts]
     """By FQN of the tensors, in the order of the tilings."""
+    fqns: Sequence[Sequence[str]]
+    """For each rank, the tensor of each of its parts."""
     counts: Sequence[int]
     """For each rank, the number of its parts."""
     boxes: Mapping[str, Sequence[ChunkStorageMetadata]]
@@ -76,42 +78,27 @@ class Planned:
         UnsupportedTensorError
             If a tensor cannot be saved.
         """
-        first: dict[str, TensorWriteData] = {}
-        objects: list[str] = []
-        ranks: list[RankParts] = []
-        boxes: list[list[ChunkStorageMetadata]] = []
-        expected: list[list[Any]] = []
-        for rank, plan in enumerate(plans):
-            fqns, described = _tensor_items(plan.items)
-            if not ranks or ranks[-1].fqns != fqns:  # most ranks have parts of the same tensors
-                of_first = [*map(first.setdefault, fqns, described)]
-                expected = [[*map(tells, of_first)] for tells in (_SIZE, _DTYPE)]
-            if [[*map(tells, described)] for tells in (_SIZE, _DTYPE)] != expected:
-                _refuse_difference(rank, fqns, described, first)
-            boxes.append([*map(_BOX, described)])
-            ranks.append(_parts(fqns, boxes[-1]))
-            if len(fqns) < len(plan.items):
-                objects += [item.index.fqn for item in plan.items if item.tensor_data is None]
-        counts = [*map(len, boxes)]
-        everything = np.fromiter(chain.from_iterable(boxes), object, sum(counts))
+        ranks = [_read(plan) for plan in plans]
+        counts = [len(of_rank.boxes) for of_rank in ranks]
+        described = _concatenated([of_rank.described for of_rank in ranks])
+        boxes = _concatenated([of_rank.boxes for of_rank in ranks])
+        parts = by_tensor([of_rank.parts for of_rank in ranks])
+        _check_agree(parts, np.concatenate([np.arange(0), *(r.kinds for r in ranks)]), described)
         known: _Known = {}
-        parts = by_tensor(ranks)
+        planned = {}
+        for fqn, of_tensor in parts.items():
+            first: TensorWriteData = described[of_tensor.rows[0]]
+            tiling = _tiling(known, first.size, of_tensor.offsets, of_tensor.sizes)
+            by_dcp = _tiling_of(known, first.size, told[fqn]) if fqn in told else None
+            planned[fqn] = _tensor_plan(fqn, first.properties, tiling, by_dcp, options)
         return cls(
-            {
-                fqn: _tensor_plan(
-                    fqn,
-                    first[fqn].properties,
-                    _tiling(known, first[fqn].size, of_tensor.offsets, of_tensor.sizes),
-                    _tiling_of(known, first[fqn].size, told[fqn]) if fqn in told else None,
-                    options,
-                )
-                for fqn, of_tensor in parts.items()
-            },
-            objects,
+            planned,
+            [item.index.fqn for plan in plans for item in _objects(plan)],
             parts,
+            [of_rank.parts.fqns for of_rank in ranks],
             counts,
             {
-                fqn: told.get(fqn, everything[of_tensor.rows].tolist())
+                fqn: told.get(fqn, boxes[of_tensor.rows].tolist())
                 for fqn, of_tensor in parts.items()
             },
         )
@@ -131,42 +118,92 @@ class Planned:
         return found
 
 
-def rank_parts(items: Sequence[WriteItem]) -> RankParts:
-    """Return the parts of tensors that a rank's write items are."""
-    fqns, described = _tensor_items(items)
-    return _parts(fqns, [*map(_BOX, described)])
+@dataclass(frozen=True, slots=True)
+class RankItems:
+    """What a rank's write items say of tensors.
 
+    Each rank reads its own, and sends this along, for the coordinator would take long over all.
+    """
 
-def _parts(fqns: Sequence[str], boxes: Sequence[ChunkStorageMetadata]) -> RankParts:
-    return RankParts.of(fqns, map(_OFFSETS, boxes), [*map(_SIZES, boxes)])
+    described: Sequence[TensorWriteData]
+    """DCP's own words for each part."""
+    boxes: Sequence[ChunkStorageMetadata]
+    """DCP's own words for each region."""
+    kinds: NDArray[np.int64]
+    """For each part a number that differs where its tensor's shape or dtype does."""
+    parts: RankParts
+    """The parts."""
 
-
-def _tensor_items(items: Sequence[WriteItem]) -> tuple[list[str], list[TensorWriteData]]:
-    """Return FQN and description of each item that is no object."""
-    described = [*map(_DESCRIBED, items)]
-    if not all(described):
-        items = [item for item in items if item.tensor_data is not None]
+    @classmethod
+    def of(cls, items: Sequence[WriteItem]) -> RankItems:
+        """Read the items of one rank."""
         described = [*map(_DESCRIBED, items)]
-    return [*map(FQN, items)], described
+        if not all(described):  # objects have none
+            items = [item for item in items if item.tensor_data is not None]
+            described = [*map(_DESCRIBED, items)]
+        boxes = [*map(_BOX, described)]
+        kinds = np.array([_kind(d.size, d.properties.dtype) for d in described], np.int64)
+        fqns, offsets, sizes = map(FQN, items), map(_OFFSETS, boxes), map(_SIZES, boxes)
+        return cls(described, boxes, kinds, RankParts.of([*fqns], offsets, [*sizes]))
+
+    def only(self, described: Sequence[TensorWriteData | None]) -> RankItems | None:
+        """Return what is said of some of the items, in their order; None if it is of others."""
+        if len(described) == len(self.described) and all(map(is_, described, self.described)):
+            return self
+        wanted = [*map(id, filter(None, described))]
+        kept = np.isin([*map(id, self.described)], wanted)
+        found = [*compress(self.described, kept)]
+        if [*map(id, found)] != wanted:
+            return None
+        columns = np.repeat(kept, self.parts.axes)
+        parts = RankParts(
+            [*compress(self.parts.fqns, kept)],
+            self.parts.axes[kept],
+            self.parts.offsets[columns],
+            self.parts.sizes[columns],
+        )
+        return RankItems(found, [*compress(self.boxes, kept)], self.kinds[kept], parts)
 
 
-def _refuse_difference(
-    rank: int,
-    fqns: Sequence[str],
-    described: Sequence[TensorWriteData],
-    first: Mapping[str, TensorWriteData],
+@lru_cache(maxsize=4096)
+def _kind(size: torch.Size, dtype: torch.dtype) -> int:
+    return zlib.crc32(f"{tuple(size)} {dtype}".encode())
+
+
+def _read(plan: SavePlan) -> RankItems:
+    """Return what a rank read of its own items, where they are still the same."""
+    own = getattr(plan.storage_data, "read", None)
+    found = None if own is None else own.only([*map(_DESCRIBED, plan.items)])
+    return RankItems.of(plan.items) if found is None else found
+
+
+def _objects(plan: SavePlan) -> Iterator[WriteItem]:
+    described = map(_DESCRIBED, plan.items)
+    return (item for item, told in zip(plan.items, described, strict=True) if told is None)
+
+
+def _concatenated(lists: Sequence[Sequence[Any]]) -> NDArray[np.object_]:
+    return np.fromiter(chain.from_iterable(lists), object, sum(map(len, lists)))
+
+
+def _check_agree(
+    parts: Mapping[str, Parts], kinds: NDArray[np.int64], described: NDArray[np.object_]
 ) -> None:
     """Raise where ranks disagree on what a tensor is."""
-    for fqn, found in zip(fqns, described, strict=True):
-        other = first[fqn]
-        if (found.size, found.properties.dtype) != (other.size, other.properties.dtype):
-            raise LayoutError(
-                f"Ranks disagree on tensor {fqn!r}: rank {rank} saves a part of "
-                f"{found.properties.dtype} {tuple(found.size)}, another rank one of "
-                f"{other.properties.dtype} {tuple(other.size)}.",
-                fqn=fqn,
-                rank=rank,
-            )
+    for fqn, of_tensor in parts.items():
+        rows = of_tensor.rows
+        if len(rows) == 1 or (kinds[rows] == kinds[rows[0]]).all():
+            continue
+        number = int((kinds[rows] != kinds[rows[0]]).argmax())
+        found, other = described[rows[number]], described[rows[0]]
+        rank = int(of_tensor.ranks[number])
+        raise LayoutError(
+            f"Ranks disagree on tensor {fqn!r}: rank {rank} saves a part of "
+            f"{found.properties.dtype} {tuple(found.size)}, another rank one of "
+            f"{other.properties.dtype} {tuple(other.size)}.",
+            fqn=fqn,
+            rank=rank,
+        )
 
 
 def _tiling(
@@ -179,7 +216,8 @@ def _tiling(
 
 
 def _tiling_of(known: _Known, size: torch.Size, boxes: Sequence[ChunkStorageMetadata]) -> Tiling:
-    ((_, parts),) = by_tensor([_parts([""] * len(boxes), boxes)]).items()
+    offsets, sizes = map(_OFFSETS, boxes), [*map(_SIZES, boxes)]
+    ((_, parts),) = by_tensor([RankParts.of([""] * len(boxes), offsets, sizes)]).items()
     return _tiling(known, size, parts.offsets, parts.sizes)
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dcp_zarr import coordinator, engine, pieces, placement, plan_words, tensors
+from dcp_zarr import coordinator, engine, pieces, placement, tensors
 from dcp_zarr.canonical_json import json_text
 from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
 from dcp_zarr.names import OBJECTS_PATH
+from dcp_zarr.plan_words import RankItems
 from dcp_zarr.region import Region
 from dcp_zarr.results import RankResult
 from dcp_zarr.slabs import Slab
@@ -79,7 +80,7 @@ class RankPlan:
             if isinstance(path, str)
         }
         stored = [size for number, size in enumerate(nbytes) if number not in objects]
-        parts = plan_words.rank_parts(items)
+        parts = RankItems.of(items).parts
         return RankResult(
             parts,
             np.array(stored, np.int64),
@@ -90,6 +91,12 @@ class RankPlan:
 
 def _assignment(item: WriteItem, array: ArrayLayout, slab: NDArray[np.int64]) -> Assignment:
     assert item.tensor_data is not None  # noqa: S101
+    if item.index.fqn != array.fqn:
+        raise SaveError(
+            f"Tensor {array.fqn!r} was planned, but {item.index.fqn!r} is to be written: the "
+            "planner renamed it after all ranks had planned. Rename it in set_up_planner.",
+            fqn=array.fqn,
+        )
     box = item.tensor_data.chunk
     region = Region(tuple(box.offsets), tuple(box.sizes))
     return Assignment(array, region, Slab.of(slab) if slab[-1] else None)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, divisors
+from dcp_zarr.plan_words import RankItems
 from dcp_zarr.region import Region
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Noted:
     """Those worth sharing, should other ranks hold the same region."""
     count: int
     """Number of all the rank's items."""
+    read: RankItems
+    """What they say of tensors."""
 
     @classmethod
     def of(cls, items: Sequence[WriteItem], *, plain: bool) -> Noted:
@@ -53,7 +56,7 @@ class Noted:
         kinds = {WriteItemType.SHARD, *([WriteItemType.TENSOR] if plain else [])}
         held = (item for item in items if item.type in kinds)
         large = (item for item in held if _nbytes(item) >= 2 * MIN_SHARE_BYTES)
-        return cls(tuple(large), len(items))
+        return cls(tuple(large), len(items), RankItems.of(items))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dcp_zarr
 from dcp_zarr.layout import ArrayLayout, Assignment
 from dcp_zarr.parts import RankParts, by_tensor
 from dcp_zarr.pieces import find_pieces, staged_nbytes
 from dcp_zarr.placement import fingerprints
+from dcp_zarr.plan_words import RankItems
 from dcp_zarr.region import Region, Tiling
+from tests import ranks
 from tests.test_region import random_cuts
 
 boxes = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3)
@@ -87,3 +95,47 @@ def test_a_fingerprint_differs_where_one_number_does():
     ]
     assert len(set(changed)) == len(changed)
     assert of() == of()
+
+
+def planned_by_one_rank():
+    whole = {"a": torch.zeros(4, 6), "b": torch.zeros(8)}
+    state = {fqn: ranks.parts(tensor, (2, 1)[: tensor.ndim])[0] for fqn, tensor in whole.items()}
+    plan = ranks.SavePlanner(state | {"object": (1, 2), "c": torch.zeros(3)}).create_local_plan()
+    return dcp_zarr.ZarrStorageWriter("x.zarr").prepare_local_plan(plan)
+
+
+def test_what_a_rank_read_of_its_items_arrives_with_them():
+    plan = pickle.loads(pickle.dumps(planned_by_one_rank()))
+    read = plan.storage_data.read
+    assert read.only([item.tensor_data for item in plan.items if item.tensor_data]) is read
+    kept = [item for item in plan.items if item.index.fqn in "ac"]
+    some = read.only([item.tensor_data for item in kept])
+    expected = RankItems.of(kept)
+    assert some.parts.fqns == expected.parts.fqns == ["a", "c"]
+    for column in ("axes", "offsets", "sizes"):
+        assert (getattr(some.parts, column) == getattr(expected.parts, column)).all()
+    assert (some.kinds == expected.kinds).all()
+    assert (some.described, some.boxes) == (expected.described, expected.boxes)
+
+
+def test_what_a_rank_read_says_nothing_of_other_items():
+    plan = planned_by_one_rank()
+    other = replace(plan.items[0].tensor_data)  # equal, but it may be of another tensor
+    read = plan.storage_data.read
+    assert read.only([other]) is None
+    assert read.only([item.tensor_data for item in plan.items[::-1]]) is None
+
+
+def test_a_planner_that_renames_after_the_ranks_planned_is_refused():
+    class Renaming(ranks.SavePlanner):
+        def lookup_object(self, index):
+            return self.state_dict["a"]
+
+    state = {"a": torch.zeros(3)}
+    writer = dcp_zarr.ZarrStorageWriter("x.zarr")
+    writer.set_up_storage_writer(is_coordinator=True)
+    local = writer.prepare_local_plan(ranks.SavePlanner(state).create_local_plan())
+    renamed = replace(local.items[0], index=replace(local.items[0].index, fqn="z"))
+    (plan,) = writer.prepare_global_plan([replace(local, items=[renamed])])
+    with pytest.raises(dcp_zarr.SaveError, match="'a' was planned, but 'z' is to be written"):
+        writer.write_data(plan, Renaming(state)).wait()
