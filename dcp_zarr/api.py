@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,6 +95,11 @@ def save(
     >>> _ = save({"w": torch.ones(4)}, "step-1.zarr")
     """
     hdf5 = is_hdf5(place_of(path))
+    if not isinstance(state_dict, Mapping):
+        raise OptionError(
+            f"A state dict is saved, not a {type(state_dict).__name__}: give a dict, such as "
+            '{"model": model.state_dict()}.'
+        )
     if hdf5 and write_chunk_bytes != WRITE_CHUNK_BYTES:
         raise OptionError(
             "write_chunk_bytes is for Zarr stores: an HDF5 file holds read chunks one by one."
@@ -243,6 +248,11 @@ def load_into(
     ('model.weight', 'model.bias')
     """
     is_module = isinstance(target, torch.nn.Module)
+    if not is_module and not isinstance(target, MutableMapping):
+        raise OptionError(
+            f"A module or a state dict is loaded into, not a {type(target).__name__}: "
+            "load_into(model, path)."
+        )
     wanted = target.state_dict() if isinstance(target, torch.nn.Module) else target
     planner = SafeLoadPlanner(prefix, strict=strict, weights_only=weights_only)
     reader = storage_reader(

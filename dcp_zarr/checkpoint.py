@@ -206,9 +206,9 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         Raises
         ------
         OptionError, CorruptionError
-            If two names would become one, or stored bytes are lost or changed.
+            If `new` is not open, two names would become one, or stored bytes are lost or changed.
         """
-        one, two = (renamed(part._entries, names) for part in (self, new))
+        one, two = (renamed(getattr(part, "_entries", part), names) for part in (self, new))
         found = differences(one, two, (self._source, new._source), Limits.of(thread_count))
         return Table(TensorDifference, found, f"{self.path} -> {new.path}")
 

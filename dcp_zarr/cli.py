@@ -217,7 +217,7 @@ def clean(
     folder: Annotated[str, typer.Argument(help="The directory in which checkpoints stand.")],
     delete: Annotated[bool, typer.Option("--delete", help="Remove what is left over.")] = False,  # noqa: FBT002
     idle_hours: Annotated[
-        float, typer.Option(help="Keep what was changed less long ago.", min=0.0)
+        float, typer.Option(help="Keep what was changed fewer hours ago.", min=0.0)
     ] = 24.0,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:

@@ -73,16 +73,18 @@ class _Sums:
         )
 
 
-def renamed(
-    entries: Mapping[str, TensorEntry], names: Callable[[str], str]
-) -> dict[str, TensorEntry]:
-    """Return tensors by other names.
+def renamed(entries: object, names: Callable[[str], str]) -> dict[str, TensorEntry]:
+    """Return the tensors of a mapping by other names.
 
     Raises
     ------
     OptionError
-        If two would have one name.
+        If two would have one name, or it is no mapping, but what was given as a checkpoint.
     """
+    if not isinstance(entries, Mapping):
+        raise OptionError(
+            f"An open checkpoint is compared with, not {entries!r}: pass open_checkpoint(path)."
+        )
     found: dict[str, TensorEntry] = {}
     for fqn, entry in entries.items():
         if (other := found.setdefault(names(fqn), entry)) is not entry:

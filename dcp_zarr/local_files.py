@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import reprlib
 import threading
 import uuid
 from collections.abc import Sequence
@@ -29,14 +30,22 @@ def local_path(path: str | bytes | os.PathLike[str]) -> str:
     Raises
     ------
     OptionError
-        If it is empty, or an address.
+        If it is no path, is empty, or is an address.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise OptionError(
+            f"A local path is needed here, not {reprlib.repr(path)} of type "
+            f"{type(path).__name__}. Stores are for saving, opening and loading."
+        )
     text = os.fsdecode(path)
     if not text:
         raise OptionError("The path is empty; give a path that ends in .zarr.")
     # A Path has lost one of the slashes.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise OptionError(f"{text!r} is not a local path, as is needed here.")
+        raise OptionError(
+            f"{text!r} is not a local path, as is needed here. Addresses are for saving, opening "
+            "and loading; give them as text, not as a Path."
+        )
     return text
 
 

@@ -58,7 +58,8 @@ def test_a_save_that_lives_is_known_by_its_claim_whatever_its_age(path):
 
 def test_a_save_that_was_written_to_not_long_ago_is_kept(path):
     die(f"runs/{path}")
-    kept = {f".{path}.partial": "kept: it was changed not long ago"}
+    why = "kept: it was changed less than 24 h ago; see idle_s (--idle-hours)"
+    kept = {f".{path}.partial": why}
     assert states(delete=True) == kept
     for file in Path("runs").rglob("*"):
         os.utime(file, (0, 0))  # sets what cannot be set back: when that was done
@@ -132,7 +133,7 @@ def test_from_a_shell_nothing_goes_unless_told():
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert "changed not long ago" in run("--delete")
+    assert "changed less than 24 h ago; see idle_s (--idle-hours)" in run("--delete")
     assert "left over\n" in run("--idle-hours", "0")
     (row,) = json.loads(run("--idle-hours", "0", "--delete", "--json"))
     assert (row["path"], row["state"]) == ("runs/.x.zarr.partial", "removed")

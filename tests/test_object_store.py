@@ -124,6 +124,16 @@ def test_slow_answers_are_waited_for(s3):
     assert dcp_zarr.load(URL)["w"].tolist() == [1, 1, 1]
 
 
+def test_an_endpoint_without_tls_has_to_be_allowed(monkeypatch):
+    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:1", "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    with pytest.raises(dcp_zarr.StoreError, match="Set AWS_ALLOW_HTTP=true"):
+        dcp_zarr.open_checkpoint(URL)
+
+
 def test_expired_credentials_are_told_with_the_address(s3):
     dcp_zarr.save({"w": torch.ones(3)}, URL)
     s3.fail("403", "/runs/", times=99, code="ExpiredToken")

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numcodecs
+import obstore.store
 import pytest
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -98,6 +99,29 @@ def test_a_reader_pickles_after_it_was_used():
 def test_options_that_cannot_be_used(options, message):
     with pytest.raises(OptionError, match=message):
         dcp_zarr.ZarrStorageWriter(**options)
+
+
+def test_what_is_of_the_wrong_type_is_told_what_to_give():
+    module = torch.nn.Linear(1, 1)
+    with pytest.raises(OptionError, match="not a Linear: give a dict, such as .*state_dict"):
+        dcp_zarr.save(module, "x.zarr")
+    dcp_zarr.save({"model": module.state_dict()}, "x.zarr")
+    with pytest.raises(OptionError, match=r"not a str: load_into\(model, path\)"):
+        dcp_zarr.load_into("x.zarr", module)
+    with pytest.raises(OptionError, match=r"not 'x.zarr': pass open_checkpoint\(path\)"):
+        dcp_zarr.open_checkpoint("x.zarr").diff("x.zarr")
+    with pytest.raises(OptionError, match="A local path is needed here, not None of type NoneType"):
+        dcp_zarr.load(None)
+
+
+def test_where_a_path_is_needed_a_store_is_refused():
+    store = obstore.store.LocalStore("x.zarr", mkdir=True)
+    dcp_zarr.save({"w": torch.ones(1)}, store)
+    for call in (dcp_zarr.latest, dcp_zarr.repack, lambda at: dcp_zarr.convert("x.zarr", at)):
+        with pytest.raises(OptionError, match="path is needed here, not LocalStore"):
+            call(store)
+    with pytest.raises(OptionError, match="Addresses are for saving, opening and loading"):
+        dcp_zarr.convert("x.zarr", "s3://bucket/x.zarr")
 
 
 def test_errors_of_others_pass_as_dcp_raises_them(monkeypatch):

@@ -129,6 +129,15 @@ def test_torch_loads_later_elements_of_a_list_where_it_does_from_its_own_files(k
     assert found[0] == found[1]
 
 
+def test_numbers_of_an_optimizers_parameters_become_text_and_can_be_numbers_again(path):
+    _, optimizer = trained(0, 0.1)
+    dcp_zarr.save({"optimizer": optimizer.state_dict()}, path)
+    loaded = dcp_zarr.load(path)["optimizer"]
+    assert list(loaded["state"]) == ["0", "1", "2"]
+    loaded["state"] = {int(key): value for key, value in loaded["state"].items()}
+    assert values(loaded) == values(optimizer.state_dict())
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable:UserWarning")
 @pytest.mark.skipif(
     torch.__version__.startswith("2.7."), reason="torch 2.7 wants keys, and a flattened state dict"

@@ -102,6 +102,8 @@ class ObstoreObjects:
         advice = "Check the address, the network and the credentials"
         if isinstance(error, (*_REFUSED, PermissionError)):
             advice = "Access is refused: check the credentials, and that they have not expired"
+        elif "GET http://" in str(error) and "builder error" in str(error):
+            advice = "Set AWS_ALLOW_HTTP=true, or take an endpoint that is https://"
         raise StoreError(
             f"{doing} {key!r} in {self._where!r} failed. {advice}. {_text(error)}",
             path=self._where,
