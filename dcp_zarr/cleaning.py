@@ -90,7 +90,7 @@ def _looked_at(path: Path, idle_s: float) -> LeftOver | None:
         changed = max(changed, status.st_mtime, status.st_ctime)
     idle = time.time() - changed
     if state == "left over" and idle < idle_s:
-        state = f"kept: it was changed less than {idle_s / 3600:g} h ago; see idle_s (--idle-hours)"
+        state = f"kept: it was changed less than {idle_s / 3600:g} h ago; see --idle-hours"
     return LeftOver(str(path), nbytes, max(int(idle), 0), state)
 
 

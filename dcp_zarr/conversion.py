@@ -142,8 +142,8 @@ class Conversion:
         if progress is not None:
             self._report_to(progress, nbytes * (1 + verify))
         destined = self._destined
-        destined.commit.prepare(sync=True)
         try:
+            destined.commit.prepare(sync=True)
             self._write(objects)
             if verify:
                 self._compare()

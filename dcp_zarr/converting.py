@@ -172,6 +172,4 @@ def repack(
 
 def _limits(thread_count: int | None, memory_budget_bytes: int) -> Limits:
     check_count("memory_budget_bytes", memory_budget_bytes)
-    if thread_count is not None:
-        check_count("thread_count", thread_count)
     return Limits.of(thread_count, memory_budget_bytes)

@@ -34,18 +34,17 @@ def local_path(path: str | bytes | os.PathLike[str]) -> str:
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise OptionError(
-            f"A local path is needed here, not {reprlib.repr(path)} of type "
-            f"{type(path).__name__}. Stores are for saving, opening and loading."
+            f"A path is needed here, not {reprlib.repr(path)} of type {type(path).__name__}."
         )
     text = os.fsdecode(path)
     if not text:
         raise OptionError("The path is empty; give a path that ends in .zarr.")
     # A Path has lost one of the slashes.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise OptionError(
-            f"{text!r} is not a local path, as is needed here. Addresses are for saving, opening "
-            "and loading; give them as text, not as a Path."
-        )
+        advice = "Addresses are for saving, opening and loading."
+        if isinstance(path, os.PathLike):
+            advice = "Give an address as text, not as a Path."
+        raise OptionError(f"{text!r} is not a local path, as is needed here. {advice}")
     return text
 
 

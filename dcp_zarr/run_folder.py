@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dcp_zarr.commit import shown_name
-from dcp_zarr.errors import DcpZarrError, FormatError
+from dcp_zarr.errors import DcpZarrError, FormatError, OptionError
 from dcp_zarr.local_files import local_path
 from dcp_zarr.opening import is_complete
 
@@ -89,6 +89,10 @@ def _candidates(folder: str) -> Iterator[str]:
         names = set(os.listdir(folder))
     except FileNotFoundError:
         return
+    except NotADirectoryError:
+        raise OptionError(
+            f"{folder!r} is a file, not a directory in which checkpoints stand."
+        ) from None
     for name in names:
         shown = shown_name(name)
         # A swap that was broken off: readers find the old checkpoint all the same.

@@ -53,6 +53,8 @@ class Limits:
     def of(cls, thread_count: int | None, memory_budget_bytes: int = MEMORY_BUDGET_BYTES) -> Limits:
         """Return the limits; without a number of threads, this process' share of the cores."""
         is_default = thread_count is None
+        if not is_default:
+            check_count("thread_count", thread_count)
         return cls(thread_count or default_thread_count(), memory_budget_bytes, is_default)
 
     def waiting_for(self, calls: int) -> Limits:

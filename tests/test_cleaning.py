@@ -58,7 +58,7 @@ def test_a_save_that_lives_is_known_by_its_claim_whatever_its_age(path):
 
 def test_a_save_that_was_written_to_not_long_ago_is_kept(path):
     die(f"runs/{path}")
-    why = "kept: it was changed less than 24 h ago; see idle_s (--idle-hours)"
+    why = "kept: it was changed less than 24 h ago; see --idle-hours"
     kept = {f".{path}.partial": why}
     assert states(delete=True) == kept
     for file in Path("runs").rglob("*"):
@@ -133,7 +133,7 @@ def test_from_a_shell_nothing_goes_unless_told():
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert "changed less than 24 h ago; see idle_s (--idle-hours)" in run("--delete")
+    assert "changed less than 24 h ago; see --idle-hours" in run("--delete")
     assert "left over\n" in run("--idle-hours", "0")
     (row,) = json.loads(run("--idle-hours", "0", "--delete", "--json"))
     assert (row["path"], row["state"]) == ("runs/.x.zarr.partial", "removed")

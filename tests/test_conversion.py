@@ -530,3 +530,11 @@ def test_code_in_torchs_metadata_is_not_run():
     for name in FORMATS:
         assert changes("x", convert("x", name)) == {"equal"}
     assert not Path("was-run").exists()
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5", ".pt", ".safetensors"])
+def test_a_place_where_no_directory_can_be_is_said_to_be_so(suffix):
+    dcp_zarr.save({"w": torch.ones(1)}, "x.zarr")
+    Path("file").touch()
+    with pytest.raises(SaveError, match=f"The conversion to 'file/y{suffix}' was given up, .*file"):
+        dcp_zarr.convert("x.zarr", f"file/y{suffix}")

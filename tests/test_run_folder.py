@@ -11,6 +11,7 @@ import torch
 
 import dcp_zarr
 from dcp_zarr import checkpoints, commit, latest
+from dcp_zarr.errors import OptionError
 from tests import ranks
 
 
@@ -104,3 +105,9 @@ def test_names_of_hidden_siblings_are_known():
 def test_a_directory_may_be_written_in_any_way(path):
     save(1, "runs/step-1.zarr")
     assert Path(latest(path)) == Path("runs/step-1.zarr")
+
+
+def test_a_file_is_no_directory_of_checkpoints():
+    Path("x.pt").touch()
+    with pytest.raises(OptionError, match="'x.pt' is a file, not a directory"):
+        latest("x.pt")
