@@ -538,3 +538,12 @@ def test_a_place_where_no_directory_can_be_is_said_to_be_so(suffix):
     Path("file").touch()
     with pytest.raises(SaveError, match=f"The conversion to 'file/y{suffix}' was given up, .*file"):
         dcp_zarr.convert("x.zarr", f"file/y{suffix}")
+
+
+def test_an_empty_dict_is_kept_as_a_value():
+    state = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {}, "lr": 0.1}}
+    torch.save(state, "x.pt")
+    for destination in ("x.zarr", "x.h5", "y.pt"):
+        dcp_zarr.convert("x.pt", destination)
+        assert dcp_zarr.load(destination)["optimizer"] == {"state": {}, "lr": 0.1}
+    assert torch.load("y.pt")["optimizer"] == {"state": {}, "lr": 0.1}

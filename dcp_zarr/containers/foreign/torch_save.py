@@ -153,7 +153,7 @@ class _Values:
             raise FormatError(
                 f"{self._path!r} holds itself, or is nested too deeply.", path=self._path
             )
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or not keys):  # an empty one is a value itself
             for key, item in value.items():
                 name = key if type(key) is str else reprlib.repr(key)
                 if type(key) is not str:
