@@ -147,7 +147,8 @@ class DcpWriter(StorageWriter):
 
         Returns
         -------
-        The plans with a `RankPlan` as ``storage_data``; plans that DCP has cached stay as they are.
+        The plans of all ranks with a `RankPlan` as ``storage_data``: where one plan changes, layouts
+        and shares of others may. Where DCP's cache finds no change, plans stay as they are.
         """
         known = self._all_plans(plans)
         shared = SharedOut.of(known)
@@ -168,10 +169,8 @@ class DcpWriter(StorageWriter):
             for fqn, plan in planned.tensors.items()
         ]
         reserved = self._target.reserved_nbytes(entries)
-        if reserved is not None or shared.told:  # where one plan changes, others do
-            plans = list(shared.plans)
         if reserved is not None:
-            items = [len(plan.items) for plan in plans]
+            items = [len(plan.items) for plan in shared.plans]
             slabs = rank_slabs(
                 placement, planned.tensors, planned.parts, items, self._options, reserved
             )
@@ -183,10 +182,8 @@ class DcpWriter(StorageWriter):
             dataclasses.replace(
                 plan, storage_data=RankPlan(described, rank, mine, own, wholes, slab)
             )
-            if plan.usable
-            else plan
             for rank, (plan, mine, own, wholes, slab) in enumerate(
-                zip(plans, layouts, rows, shared.wholes, slabs, strict=True)
+                zip(shared.plans, layouts, rows, shared.wholes, slabs, strict=True)
             )
         ]
 
