@@ -267,11 +267,12 @@ class DcpWriter(StorageWriter):
         assert self._planned is not None  # noqa: S101
         metadata.storage_meta = self.storage_meta()
         metadata.storage_data = None
+        told = [rank_result(of_rank) for of_rank in results]
         schema = coordinator.complete(
             self._target,
-            self._planned.confirmed(metadata, self._options),
+            self._planned.confirmed(metadata, told, self._options),
             list(metadata.state_dict_metadata),
-            [rank_result(of_rank) for of_rank in results],
+            told,
             self._options,
             metadata_words.description(metadata, self._save_id),
             self._limits,
@@ -279,8 +280,8 @@ class DcpWriter(StorageWriter):
         self._target = None
         saved = schema.tensors.values()
         nbytes, stored = sum(e.array.nbytes for e in saved), sum(e.stored_nbytes for e in saved)
-        told = rate(nbytes, stored, time.monotonic() - self._began)
-        logger.info("Saved %s: %d tensors, %s.", self.checkpoint_id, len(saved), told)
+        took = rate(nbytes, stored, time.monotonic() - self._began)
+        logger.info("Saved %s: %d tensors, %s.", self.checkpoint_id, len(saved), took)
 
 
 def _layouts(

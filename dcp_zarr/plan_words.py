@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
+    from dcp_zarr.results import RankResult
+
 _Known = dict[tuple[Shape, bytes, bytes], Tiling]
 
 FQN = attrgetter("index.fqn")
@@ -103,8 +105,15 @@ class Planned:
             },
         )
 
-    def confirmed(self, metadata: Metadata, options: SaveOptions) -> dict[str, TensorPlan]:
-        """Return what the finished `Metadata` says of tensors; mostly the same as the plans."""
+    def confirmed(
+        self, metadata: Metadata, results: Sequence[RankResult], options: SaveOptions
+    ) -> dict[str, TensorPlan]:
+        """Return what the finished `Metadata` says of tensors; mostly the same as the plans.
+
+        Where another writer made the plans, which DCP's cache kept, the ranks tell of shares.
+        """
+        shared = {fqn for result in results for fqn in result.shared}
+        written: Mapping[str, Parts] = {}
         found: dict[str, TensorPlan] = {}
         known: _Known = {}
         for fqn, entry in metadata.state_dict_metadata.items():
@@ -114,6 +123,10 @@ class Planned:
                 tiling, told = self.tensors[fqn].tiling, self.tensors[fqn].told
             else:
                 tiling, told = _tiling_of(known, entry.size, entry.chunks), None
+                if fqn in shared:
+                    written = written or by_tensor([result.parts for result in results])
+                    told = tiling
+                    tiling = _tiling(known, entry.size, written[fqn].offsets, written[fqn].sizes)
             found[fqn] = _tensor_plan(fqn, entry.properties, tiling, told, options)
         return found
 

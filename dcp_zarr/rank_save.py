@@ -86,6 +86,7 @@ class RankPlan:
             np.array(stored, np.int64),
             placement.fingerprints(parts, fingerprints, self.slabs),
             objects,
+            frozenset(items[number].index.fqn for number in self.wholes),
         )
 
 

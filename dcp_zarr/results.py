@@ -34,6 +34,8 @@ class RankResult:
     """For each part, how the rank wrote it."""
     objects: Mapping[int, tuple[str, int]]
     """By the number of the write item, FQN and fingerprint of each object."""
+    shared: frozenset[str] = frozenset()
+    """FQNs of tensors that it wrote shares of."""
 
     @classmethod
     def nothing(cls) -> RankResult:

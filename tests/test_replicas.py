@@ -103,6 +103,30 @@ def test_shares_come_back_bit_for_bit_and_metadata_says_what_dcp_planned(path, s
     assert [str(region) for region in checkpoint["all"].regions] == [f"[0:{5 * ROWS + 3}, 0:256]"]
 
 
+def save_with_cached_plans(rank, count, fresh):
+    mesh = init_device_mesh("cpu", (count,))
+    whole = torch.arange(2 * ROWS * 256).reshape(2 * ROWS, 256)
+    kept = dcp_zarr.storage_writer("x.zarr")
+    for step in range(3):
+        state = {"w": distribute_tensor(whole + step, mesh, [Replicate()])}
+        if not fresh and step == 1 and rank == 1:
+            state = {"other": torch.zeros(3)}
+        path = f"x{step}.zarr"
+        kept.reset(path)
+        writer = dcp_zarr.storage_writer(path) if fresh else kept
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        metadata = dcp.save(state, storage_writer=writer, planner=planner)
+        assert rank or dcp_zarr.storage_reader(path).read_metadata() == metadata
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["new writers", "a replica less"])
+def test_cached_plans_with_shares(tmp_path, fresh):
+    processes.run(2, tmp_path, save_with_cached_plans, fresh)
+    whole = torch.arange(2 * ROWS * 256).reshape(2 * ROWS, 256)
+    for step in range(3):
+        assert torch.equal(dcp_zarr.load(tmp_path / f"x{step}.zarr")["w"], whole + step)
+
+
 def save_on_a_mesh(rank, count):
     mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
     torch.manual_seed(0)
