@@ -147,8 +147,8 @@ class DcpWriter(StorageWriter):
 
         Returns
         -------
-        The plans of all ranks with a `RankPlan` as ``storage_data``: where one plan changes, layouts
-        and shares of others may. Where DCP's cache finds no change, plans stay as they are.
+        The plans of all ranks with a `RankPlan` as ``storage_data``: where one plan changes,
+        layouts and shares of others may. Where DCP's cache finds no change, plans stay as they are.
         """
         known = self._all_plans(plans)
         shared = SharedOut.of(known)
@@ -292,7 +292,10 @@ def _layouts(
     found: tuple[ArrayLayout | str, ...] = ()
     for plan, names in zip(plans, fqns, strict=True):
         if len(names) < len(plan.items):  # there are objects, too
-            yield tuple(map(where.__getitem__, map(FQN, plan.items)))
+            of_parts = iter(names)  # an item may have another name by now: its rank refuses it
+            yield tuple(
+                where[FQN(i) if i.tensor_data is None else next(of_parts)] for i in plan.items
+            )
             continue
         if names != last:  # most ranks have parts of the same tensors
             last, found = names, tuple(map(where.__getitem__, names))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dcp_zarr.errors import LayoutError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -84,7 +86,10 @@ def by_tensor(ranks: Sequence[RankParts]) -> dict[str, Parts]:
     column_stops = np.cumsum(axes)[stops - 1]
     found, start, column = {}, 0, 0
     for fqn, stop, column_stop in zip(numbers, stops.tolist(), column_stops.tolist(), strict=True):
-        shape = stop - start, (column_stop - column) // (stop - start)
+        count, rest = divmod(column_stop - column, stop - start)
+        if rest:
+            raise LayoutError(f"Ranks disagree on the number of axes of tensor {fqn!r}.", fqn=fqn)
+        shape = stop - start, count
         of_tensor = slice(column, column_stop)
         found[fqn] = Parts(
             offsets[of_tensor].reshape(shape),

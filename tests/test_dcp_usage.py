@@ -192,6 +192,12 @@ def test_ranks_that_disagree_on_a_tensor_are_refused():
         ranks.save(lambda: dcp_zarr.ZarrStorageWriter("x.zarr"), [{"w": first}, {"w": second}])
 
 
+def test_ranks_that_disagree_on_the_axes_of_a_tensor_are_refused():
+    first, second = ranks.parts(torch.ones(4), (2,))[0], ranks.parts(torch.ones(2, 2), (2, 1))[1]
+    with pytest.raises(dcp_zarr.LayoutError, match="Ranks disagree on the number of axes of tens"):
+        ranks.save(lambda: dcp_zarr.ZarrStorageWriter("x.zarr"), [{"w": first}, {"w": second}])
+
+
 @pytest.mark.parametrize("payload", [b"", b"hello", b"PK no zip"])
 def test_bytes_that_torch_did_not_write_are_kept_as_they_are(payload, path):
     class Planner(ranks.SavePlanner):

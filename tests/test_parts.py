@@ -126,16 +126,17 @@ def test_what_a_rank_read_says_nothing_of_other_items():
     assert read.only([item.tensor_data for item in plan.items[::-1]]) is None
 
 
-def test_a_planner_that_renames_after_the_ranks_planned_is_refused():
+@pytest.mark.parametrize("others", [{}, {"object": 1}], ids=["alone", "with an object"])
+def test_a_planner_that_renames_after_the_ranks_planned_is_refused(others):
     class Renaming(ranks.SavePlanner):
         def lookup_object(self, index):
             return self.state_dict["a"]
 
-    state = {"a": torch.zeros(3)}
+    state = {"a": torch.zeros(3), **others}
     writer = dcp_zarr.ZarrStorageWriter("x.zarr")
     writer.set_up_storage_writer(is_coordinator=True)
     local = writer.prepare_local_plan(ranks.SavePlanner(state).create_local_plan())
     renamed = replace(local.items[0], index=replace(local.items[0].index, fqn="z"))
-    (plan,) = writer.prepare_global_plan([replace(local, items=[renamed])])
+    (plan,) = writer.prepare_global_plan([replace(local, items=[renamed, *local.items[1:]])])
     with pytest.raises(dcp_zarr.SaveError, match="'a' was planned, but 'z' is to be written"):
         writer.write_data(plan, Renaming(state)).wait()
