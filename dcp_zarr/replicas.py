@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -136,7 +136,8 @@ def _shares(item: WriteItem, holders: int) -> list[WriteItem]:
         return []
     length = sizes[axis]
     least = -(-length // most)
-    step = next(divisor for divisor in divisors(length) if divisor >= least)
+    fitting = divisors(gcd(length, offsets[axis]))  # read chunks divide the starts of all regions
+    step = next((divisor for divisor in fitting if divisor >= least), length)
     if step == length and length == told.size[axis]:  # no other region has to fit
         rows = max(READ_CHUNK_BYTES * length // _nbytes(item), 1)
         step = -(-least // rows) * rows

@@ -62,6 +62,14 @@ def test_a_region_among_others_is_cut_only_where_all_read_chunks_fit():
     assert sum(map(len, of_ranks)) == 2
 
 
+def test_a_shorter_last_region_is_not_cut_where_read_chunks_would_be():
+    whole = torch.zeros(50257, 256)  # halves of 13 * 1933 and of 25128 rows
+    halves = ranks.grid(tuple(whole.shape), (2, 1))
+    states = [{"w": Part(whole, half)} for half in halves for _ in range(4)]
+    _, plans, _ = ranks.plan([dcp_zarr.storage_writer("x.zarr") for _ in states], states)
+    assert not sum(a.pieces_nbytes for p in plans for a in p.storage_data.assignments(p.items))
+
+
 def test_a_plain_tensor_is_written_by_one_rank():
     of_ranks = written([{"w": torch.zeros(4 * ROWS, 256)} for _ in range(2)])
     assert sorted(map(len, of_ranks)) == [0, 1]
