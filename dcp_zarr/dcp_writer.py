@@ -202,7 +202,8 @@ class DcpWriter(StorageWriter):
 
     @property
     def _description(self) -> str:
-        return f"{'hdf5' if self._hdf5 else 'zarr'} {self._options}"
+        shared = f"share_plain_tensors={self._share_plain_tensors}"
+        return f"{'hdf5' if self._hdf5 else 'zarr'} {self._options} {shared}"
 
     @property
     def _options(self) -> SaveOptions:

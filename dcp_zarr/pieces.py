@@ -111,11 +111,12 @@ def find_pieces(
         if prod(array.read_grid.counts) == 1:  # then a region is a piece
             read_chunk = (0,) * len(array.shape)
             found[read_chunk] = [StagedPiece(*part) for part in each if part[2].volume]
-        for rank, offset, region in each:
-            for piece in Assignment(array, region).pieces():
-                staged = StagedPiece(rank, offset, piece.region)
-                found.setdefault(piece.read_chunk, []).append(staged)
-                offset += piece.region.volume * array.itemsize + CHECKSUM_BYTES
+        else:
+            for rank, offset, region in each:
+                for piece in Assignment(array, region).pieces():
+                    staged = StagedPiece(rank, offset, piece.region)
+                    found.setdefault(piece.read_chunk, []).append(staged)
+                    offset += piece.region.volume * array.itemsize + CHECKSUM_BYTES
         yield fqn, found
 
 

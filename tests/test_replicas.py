@@ -158,3 +158,13 @@ def test_real_ranks_share_out_with_a_plan_cache_too(tmp_path):
         loaded = dcp_zarr.load(tmp_path / f"x{step}.zarr")
         assert torch.equal(loaded["hsdp"], whole + step)
         assert torch.equal(loaded["all"], whole - step)
+
+
+def test_ranks_that_do_not_all_share_plain_tensors_are_refused():
+    states = [{"w": torch.zeros(4 * ROWS, 256)} for _ in range(2)]
+    writers = [
+        dcp_zarr.ZarrStorageWriter("x.zarr", share_plain_tensors=plain) for plain in (True, False)
+    ]
+    planners, plans, _ = ranks.plan(writers, states)
+    with pytest.raises(dcp_zarr.SaveError, match="Give all ranks the same options"):
+        writers[1].write_data(plans[0], planners[1]).wait()
