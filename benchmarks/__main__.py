@@ -72,6 +72,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--place", action="append", choices=("memory", "disk"), help="both by default"
     )
+    parser.add_argument(
+        "--peer", action="append", metavar="NAME", help="in one process: whose names hold it"
+    )
     parser.add_argument("--rounds", type=int, help="5 by default; 3 for large states")
     parser.add_argument("--quick", action="store_true", help="one round of tiny sizes, on disk")
     parser.add_argument("--disk", type=Path, default=Path(gettempdir()), metavar="DIR")
@@ -110,7 +113,12 @@ def _sections(
         yield ranks.section(name, 2, directory, place, rounds=rounds, quick=quick)
     else:
         section, tables[workload] = one_process.section(
-            workload, directory, place, rounds=rounds, quick=quick
+            workload,
+            directory,
+            place,
+            rounds=rounds,
+            quick=quick,
+            names=options.peer or [""],
         )
         yield section
 
@@ -118,6 +126,7 @@ def _sections(
 def _heading(places: dict[str, Path], options: argparse.Namespace) -> str:
     given = "".join(f" --workload {name}" for name in options.workload or [])
     given += "".join(f" --place {place}" for place in options.place or [])
+    given += "".join(f" --peer {peer}" for peer in options.peer or [])
     given += " --quick" * options.quick + f" --rounds {options.rounds}" * bool(options.rounds)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB of memory"

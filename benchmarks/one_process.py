@@ -60,22 +60,34 @@ def peers(workload: str, state: State) -> list[Peer]:
 
 
 def section(
-    workload: str, directory: Path, place: str, *, rounds: int, quick: bool
+    workload: str,
+    directory: Path,
+    place: str,
+    *,
+    rounds: int,
+    quick: bool,
+    names: Sequence[str] = ("",),
 ) -> tuple[str, Table]:
-    """Measure one workload in one place; return it as Markdown, and its samples."""
+    """Measure one workload in one place; return it as Markdown, and its samples.
+
+    Peers are torch's own storage, the limits, and those in whose name is one of `names`.
+    """
     if not quick:  # warms up
-        _measure(workload, WORKLOADS[workload](quick=True), directory, 1)
+        _measure(workload, WORKLOADS[workload](quick=True), directory, 1, names)
     state = WORKLOADS[workload](quick=quick)
     nbytes = sum(tensor.nbytes for tensor in state.values())
-    table = _measure(workload, state, directory, rounds)
+    table = _measure(workload, state, directory, rounds, names)
     title = f"{workload}: {len(state):,} tensors, {nbytes / 1e6:,.0f} MB, {place}"
     return f"## {title}\n\n{_markdown(table, nbytes)}", table
 
 
-def _measure(workload: str, state: State, directory: Path, rounds: int) -> Table:
-    """Save and load a state with all peers of its workload, again and again."""
+def _measure(
+    workload: str, state: State, directory: Path, rounds: int, names: Sequence[str]
+) -> Table:
+    """Save and load a state with the peers of its workload, again and again."""
     target = {fqn: torch.zeros_like(tensor) for fqn, tensor in state.items()}
-    known = peers(workload, state)
+    wanted = (TORCH, "limit: ", *names)
+    known = [peer for peer in peers(workload, state) if any(n in peer.name for n in wanted)]
     table = {peer.name: Samples(peer.package * peer.absent) for peer in known}
     contestants = [peer for peer in known if not peer.absent]
     for number in range(rounds):
