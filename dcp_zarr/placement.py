@@ -188,21 +188,30 @@ def rank_slabs(
     """
     counts = np.array(items, np.int64)
     expected, largest = np.zeros_like(counts), np.where(counts > 0, _OBJECT_BYTES, 0)
+    known: dict[tuple[Any, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     for fqn, plan in tensors.items():
         array, ranks = placement.layouts[fqn], parts[fqn].ranks
-        starts, sizes = array.read_grid.insides(plan.tiling)
-        read_chunks = sizes.prod(axis=1)
-        per_object = np.array(array.read_chunks_per_write_chunk, np.int64)
-        objects = (-(-(starts + sizes) // per_object) - starts // per_object).prod(axis=1)
+        alike = plan.tiling, array.read_chunk_shape, array.write_chunk_shape
+        if alike not in known:
+            known[alike] = _held(array, plan.tiling)
+        read_chunks, objects = known[alike]
         codec, whole = options.codec(array), array.read_chunk_nbytes
         around = _AROUND_OBJECT_BYTES + len(array.path) + _COORDINATE_BYTES * len(array.shape)
         each = codec.expected_nbytes(plan.dtype.torch_name, whole) + _AROUND_READ_CHUNK_BYTES
         most = codec.largest_nbytes(whole) + _AROUND_READ_CHUNK_BYTES
-        wanted = read_chunks * each + np.where(read_chunks > 0, objects * around, 0)
-        np.add.at(expected, ranks, wanted)
-        needed = np.where(read_chunks > 0, prod(per_object.tolist()) * most + around, 0)
-        np.maximum.at(largest, ranks, needed)
+        np.add.at(expected, ranks, read_chunks * each + objects * around)
+        needed = prod(array.read_chunks_per_write_chunk) * most + around
+        np.maximum.at(largest, ranks, needed * (read_chunks > 0))
     return [Slab.of(row) for row in plan_slabs(expected, largest, counts, start)]
+
+
+def _held(array: ArrayLayout, tiling: Tiling) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each region how many read chunks it holds, and in how many write chunks."""
+    starts, sizes = array.read_grid.insides(tiling)
+    per_object = np.array(array.read_chunks_per_write_chunk, np.int64)
+    objects = (-(-(starts + sizes) // per_object) - starts // per_object).prod(axis=1)
+    read_chunks: NDArray[np.int64] = sizes.prod(axis=1)
+    return read_chunks, objects * (read_chunks > 0)
 
 
 def fingerprints(
