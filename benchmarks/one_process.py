@@ -153,4 +153,4 @@ def _columns(times: dict[str, list[float]], name: str) -> str:
 
 def _ratio(times: dict[str, list[float]], other: str, name: str) -> str:
     """Say how many times faster than another peer one is."""
-    return f"{median(times[other]) / median(times[name]):.2f}" if times[other] else ""
+    return f"{median(times[other]) / median(times[name]):.2f}" if times.get(other) else ""
