@@ -21,7 +21,7 @@ _OURS, _OTHERS = "#2f81f7", "#d2882b"
 _LEAST, _MOST = 1 / 16, 16
 
 Ratios = dict[str, float | None]
-"""How many times faster than torch each peer is; None for one that is not installed."""
+"""How many times faster than torch each peer is; None for one that is not measured."""
 
 
 def draw(tables: dict[str, Table], path: Path) -> None:
@@ -66,7 +66,7 @@ def _bars(axis: Axes, ratios: Ratios) -> None:
     axis.spines[:].set_visible(False)
     for row, (ratio, end) in enumerate(zip(ratios.values(), ends, strict=True)):
         axis.annotate(
-            f"{ratio:.2g}" if ratio else "not installed",
+            f"{ratio:.2g}" if ratio else "not measured",
             (end, row),
             (3 if end >= 1 else -3, 0),
             textcoords="offset points",
