@@ -235,7 +235,8 @@ class DcpWriter(StorageWriter):
             try:
                 rank_save = RankSave(plan, rank_plan, planner, sink, self._options)
                 shown = self._progress and self._is_coordinator
-                with counted("saving", rank_save.nbytes, shown=shown) as done:
+                nbytes = rank_save.nbytes if shown else 0  # costs time where items are many
+                with counted("saving", nbytes, shown=shown) as done:
                     future.set_result(rank_save.run(self._limits, done))
             finally:
                 sink.close()

@@ -19,7 +19,7 @@ from dcp_zarr.errors import LayoutError, UnsupportedTensorError
 from dcp_zarr.metadata_words import DEFAULT_PROPERTIES
 from dcp_zarr.parts import Parts, RankParts, by_tensor
 from dcp_zarr.placement import SaveOptions, TensorPlan
-from dcp_zarr.region import Shape, Tiling
+from dcp_zarr.region import Region, Shape, Tiling
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,13 @@ _DESCRIBED = attrgetter("tensor_data")
 _BOX = attrgetter("chunk")
 _OFFSETS = attrgetter("offsets")
 _SIZES = attrgetter("sizes")
+
+
+def item_region(item: WriteItem) -> Region:
+    """Return the region of a write item that is no object."""
+    assert item.tensor_data is not None  # noqa: S101
+    box = item.tensor_data.chunk
+    return Region(tuple(box.offsets), tuple(box.sizes))
 
 
 @dataclass(frozen=True, slots=True)

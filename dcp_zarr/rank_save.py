@@ -17,8 +17,7 @@ from dcp_zarr.dtypes import dtype_of
 from dcp_zarr.errors import SaveError, UnsafeObjectError
 from dcp_zarr.layout import Assignment, object_layout
 from dcp_zarr.names import OBJECTS_PATH
-from dcp_zarr.plan_words import RankItems
-from dcp_zarr.region import Region
+from dcp_zarr.plan_words import RankItems, item_region
 from dcp_zarr.results import RankResult
 from dcp_zarr.slabs import Slab
 from dcp_zarr.staged_sums import stage_sums
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from dcp_zarr.container import Sink
     from dcp_zarr.layout import ArrayLayout
     from dcp_zarr.placement import SaveOptions
-    from dcp_zarr.region import Shape
+    from dcp_zarr.region import Region, Shape
     from dcp_zarr.tasks import Limits
 
     Values = Callable[[Region], NDArray[Any]]
@@ -91,16 +90,13 @@ class RankPlan:
 
 
 def _assignment(item: WriteItem, array: ArrayLayout, slab: NDArray[np.int64]) -> Assignment:
-    assert item.tensor_data is not None  # noqa: S101
     if item.index.fqn != array.fqn:
         raise SaveError(
             f"Tensor {array.fqn!r} was planned, but {item.index.fqn!r} is to be written: the "
             "planner renamed it after all ranks had planned. Rename it in set_up_planner.",
             fqn=array.fqn,
         )
-    box = item.tensor_data.chunk
-    region = Region(tuple(box.offsets), tuple(box.sizes))
-    return Assignment(array, region, Slab.of(slab) if slab[-1] else None)
+    return Assignment(array, item_region(item), Slab.of(slab) if slab[-1] else None)
 
 
 class RankSave:

@@ -17,12 +17,13 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from dcp_zarr.layout_rules import READ_CHUNK_BYTES, divisors
-from dcp_zarr.plan_words import RankItems
-from dcp_zarr.region import Region
+from dcp_zarr.plan_words import RankItems, item_region
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData
+
+    from dcp_zarr.region import Region
 
     Entry = tuple[WriteItem, Region | None]
     """A write item, and the region that it is a share of."""
@@ -91,7 +92,7 @@ class SharedOut:
                 holders = sorted([rank, *others], key=loads.__getitem__)
                 for holder, share in zip(holders, shares, strict=False):
                     loads[holder] += _nbytes(share)
-                    entries[holder].append((share, _region(item)))
+                    entries[holder].append((share, item_region(item)))
         final = [[entry for entry in of_rank if entry is not None] for of_rank in entries]
         items = (item for plan in plans for item in plan.items if item.index.fqn in shared)
         told: dict[str, list[ChunkStorageMetadata]] = {}
@@ -153,11 +154,6 @@ def _shares(item: WriteItem, holders: int) -> list[WriteItem]:
 def _tensor_data(item: WriteItem) -> TensorWriteData:
     assert item.tensor_data is not None  # noqa: S101
     return item.tensor_data
-
-
-def _region(item: WriteItem) -> Region:
-    box = _tensor_data(item).chunk
-    return Region(tuple(box.offsets), tuple(box.sizes))
 
 
 def _nbytes(item: WriteItem) -> int:
